@@ -32,9 +32,7 @@ def problems(root: Path, pages: list[Path]) -> list[str]:
             if "://" not in target and not target.startswith("mailto:") and _missing_link(page, target):
                 found.append(f"{page.relative_to(root)}: link to {target}")
         for code in _CODE.findall(text):
-            looks_like_path = (
-                re.fullmatch(r"[\w.\-/]+", code) and code.split("/")[0] in top_level and "/" in code
-            )
+            looks_like_path = re.fullmatch(r"[\w.\-/]+", code) and code.split("/")[0] in top_level and "/" in code
             if looks_like_path and not (root / code).exists():
                 found.append(f"{page.relative_to(root)}: path `{code}`")
     return found

@@ -168,6 +168,7 @@ class Heartbeat(Message):
     launcher_pid: int | None = None
     launcher_connected: bool = False
     finished: bool = False
+    hang_timeout_s: float | None = Field(default=None, gt=0, description="the job's; none: never judged to hang")
     redundancy_whole: bool = Field(default=False, description="all holders have this node's newest sealed version")
     store_used_bytes: int = 0
     store_capacity_bytes: int = 0
@@ -187,7 +188,10 @@ class VerdictKind(enum.StrEnum):
 
 
 class Verdict(Message):
-    """A conclusion about one incarnation of a node. `verdict_id` makes publishing it again harmless."""
+    """A conclusion about one incarnation of a node. `verdict_id` makes publishing it again harmless.
+
+    `sequence` is that of the newest heartbeat it rests on: a node that falls silent twice is judged twice.
+    """
 
     kind: VerdictKind
     node_id: NodeId
@@ -195,15 +199,16 @@ class Verdict(Message):
     job_id: JobId | None = None
     generation: int = 0
     rank: int | None = None
+    sequence: int = 0
     detail: str = ""
     phi: float | None = None
     silent_s: float | None = None
 
     @property
     def verdict_id(self) -> str:
-        """Idempotence key."""
-        job, rank = self.job_id or "-", "-" if self.rank is None else self.rank
-        return f"{self.node_id}.{self.incarnation}.{self.kind}.{job}.{self.generation}.{rank}"
+        """Idempotence key: one a rank and generation, or one a node and silence."""
+        subject = self.sequence if self.rank is None else f"{self.generation}.{self.rank}"
+        return f"{self.node_id}.{self.incarnation}.{self.kind}.{self.job_id or '-'}.{subject}"
 
 
 # ---- orders: requests to order_subject

@@ -1,0 +1,442 @@
+"""Decides what must be done so that what is observed becomes what is wanted. Pure: no I/O, no clock of its own.
+
+State is truth: every pass looks at the whole of it, so that a lost message, a repeated one or a restart of this
+process changes nothing but the time it takes (docs/protocol.md, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gemini_ft.contracts.errors import from_wire
+from gemini_ft.contracts.ids import NodeId
+from gemini_ft.contracts.messages import (
+    Assign,
+    CloseJob,
+    Fence,
+    Heartbeat,
+    HeldVersion,
+    JobOutcome,
+    LauncherKind,
+    RankStatus,
+    StartJob,
+)
+from gemini_ft.coordinator.actions import (
+    Action,
+    Admit,
+    AssignPlan,
+    BeginGeneration,
+    Block,
+    CompleteRecovery,
+    Dismiss,
+    End,
+    Explain,
+    RecordVersion,
+    Recruit,
+    Revive,
+    Send,
+)
+from gemini_ft.coordinator.observations import Observations, Sighting
+from gemini_ft.coordinator.settings import CoordinatorSettings
+from gemini_ft.coordinator.state import Cluster, JobPhase, JobView, NodeStatus, NodeView, StoredPlan
+from gemini_ft.planning.recovery import Blocked, Membership, NodeState, RecoveryPlan, Waiting, plan_recovery
+
+__all__ = ["committed_step", "decide", "finished_step", "free_nodes"]
+
+_NUM_NAMED = 8
+
+
+def decide(cluster: Cluster, seen: Observations, now: float, settings: CoordinatorSettings) -> list[Action]:
+    """Return what must be done now, in order; nothing when all is as it should be. `now` is on the clock of `seen`."""
+    actions: list[Action] = []
+    for node in cluster.nodes.values():
+        actions += _about_node(cluster, seen, node, settings)
+    free = free_nodes(cluster, seen, settings)
+    for job in sorted(cluster.jobs.values(), key=lambda job: (job.created_at, job.job_id)):
+        if job.phase.outcome is None:
+            actions += _JobDecision(cluster, seen, now, settings, job, free).actions()
+    return actions
+
+
+def free_nodes(cluster: Cluster, seen: Observations, settings: CoordinatorSettings) -> list[NodeView]:
+    """Nodes that can be given to a job, the longest known first."""
+    free = []
+    for node in sorted(cluster.nodes.values(), key=lambda node: (node.registered_at, node.node_id)):
+        sighting = seen.sighting(node)
+        if sighting is None or node.status is not NodeStatus.ALIVE or node.job_id is not None:
+            continue
+        if sighting.heartbeat.job_id is None and seen.is_fresh(node, settings.silence.total_seconds()):
+            free.append(node)
+    return free
+
+
+def committed_step(job: JobView, cluster: Cluster, seen: Observations) -> int | None:
+    """The newest version known to be committed since the last start from zero."""
+    newest = _newest_commit(job, cluster, seen)
+    known = [step for step in (job.committed_step, newest[1] if newest else None) if step is not None]
+    return max(known, default=None)
+
+
+def finished_step(job: JobView, cluster: Cluster, seen: Observations) -> int | None:
+    """The newest step that any rank of the job's generation has finished."""
+    steps = [
+        status.finished_step
+        for _, heartbeat in _heartbeats(job, cluster, seen)
+        for status in heartbeat.ranks
+        if status.generation == job.generation and status.finished_step is not None
+    ]
+    return max(steps, default=None)
+
+
+def _heartbeats(job: JobView, cluster: Cluster, seen: Observations) -> Iterator[tuple[NodeId, Heartbeat]]:
+    """Newest heartbeats about the job from the nodes in its slots."""
+    for node_id in job.slots.values():
+        sighting = seen.sighting(cluster.nodes[node_id])
+        if sighting is not None and sighting.heartbeat.job_id == job.job_id:
+            yield node_id, sighting.heartbeat
+
+
+def _newest_commit(job: JobView, cluster: Cluster, seen: Observations) -> tuple[int, int] | None:
+    """(generation, step) of the newest commit that ranks tell of."""
+    commits = [
+        (status.generation, status.committed_step)
+        for _, heartbeat in _heartbeats(job, cluster, seen)
+        for status in heartbeat.ranks
+        if status.committed_step is not None and status.generation >= max(1, job.zero_generation)
+    ]
+    return max(commits, key=lambda commit: commit[1], default=None)
+
+
+def _about_node(
+    cluster: Cluster, seen: Observations, node: NodeView, settings: CoordinatorSettings
+) -> Iterator[Action]:
+    sighting = seen.sighting(node)
+    if sighting is None:
+        return
+    heartbeat = sighting.heartbeat
+    if node.status is not NodeStatus.ALIVE and heartbeat.sequence > node.judged_sequence:
+        yield Revive(node.node_id, node.incarnation, heartbeat.sequence)
+    # A job that the database does not know is left alone: ending what one does not know is worse than keeping it.
+    job = cluster.jobs.get(heartbeat.job_id) if heartbeat.job_id is not None else None
+    if job is None or not seen.is_fresh(node, settings.silence.total_seconds()):
+        return
+    if job.phase.outcome is not None:
+        yield Send(
+            node.node_id,
+            node.incarnation,
+            CloseJob(job_id=job.job_id, outcome=job.phase.outcome, reason=job.cause),
+        )
+    elif node.job_id != job.job_id:
+        reason = f"{node.node_id} no longer belongs to {job.job_id}: it was replaced before generation {job.generation}"
+        yield Send(
+            node.node_id, node.incarnation, CloseJob(job_id=job.job_id, outcome=JobOutcome.STOPPED, reason=reason)
+        )
+
+
+class _JobDecision:
+    """The decision about one open job; takes nodes from `free`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        seen: Observations,
+        now: float,
+        settings: CoordinatorSettings,
+        job: JobView,
+        free: list[NodeView],
+    ) -> None:
+        self.cluster = cluster
+        self.seen = seen
+        self.now = now
+        self.settings = settings
+        self.job = job
+        self.free = free
+        self.at = (job.job_id, job.generation, job.phase)
+
+    def actions(self) -> Iterator[Action]:
+        match self.job.phase:
+            case JobPhase.PENDING:
+                yield from self._pending()
+            case JobPhase.FENCING:
+                yield from self._fencing()
+            case JobPhase.ASSIGNED | JobPhase.RUNNING:
+                yield from self._record_version()
+                yield from self._under_way()
+            case JobPhase.BLOCKED:
+                yield from self._blocked()
+
+    # ---- pending
+
+    def _pending(self) -> Iterator[Action]:
+        wanted, free = self.job.spec.num_nodes, self.free
+        if len(free) < wanted:
+            yield from self._explain(f"{wanted} free nodes; {len(free)} are ready")
+            return
+        seated, standbys = free[:wanted], free[wanted : wanted + self.job.spec.num_standbys]
+        del free[: wanted + len(standbys)]
+        yield Admit(
+            *self.at,
+            slots={slot: node.node_id for slot, node in enumerate(seated)},
+            standbys=tuple(node.node_id for node in standbys),
+        )
+
+    # ---- fencing: steps 2 and 3 of the protocol
+
+    def _fencing(self) -> Iterator[Action]:
+        states = {node.node_id: self._state(node) for node in self._members()}
+        inventories: dict[NodeId, Sequence[HeldVersion]] = {}
+        told_commits = [committed_step(self.job, self.cluster, self.seen)]
+        for node in self._members():
+            if states[node.node_id] is NodeState.LOST:
+                continue
+            inventory = self.seen.inventory(self.job.job_id, self.job.generation, node)
+            if inventory is not None:
+                inventories[node.node_id] = inventory.held
+                told_commits.append(inventory.committed_step)
+            elif self._knows_job(node):
+                yield self._send(node, Fence(job_id=self.job.job_id, generation=self.job.generation))
+            else:
+                yield self._send(node, self._start_job())
+        plan = plan_recovery(
+            self.job.geometry,
+            Membership(self.job.slots, self.job.standbys, states),
+            inventories,
+            committed_step=max((step for step in told_commits if step is not None), default=None),
+            restored_steps=self.job.restored_steps,
+            from_zero=self.job.from_zero,
+        )
+        match plan:
+            case Waiting(what, num_missing_nodes):
+                yield from self._recruit(num_missing_nodes)
+                refusals = [
+                    f"{node.node_id} refuses: {why}"
+                    for node in self._members()
+                    if (why := self.seen.refusal(self.job.job_id, node.node_id)) is not None
+                ]
+                yield from self._explain("; ".join([what, *refusals]))
+            case Blocked(sentence, notes):
+                lost = tuple(node_id for node_id in self.job.slots.values() if states[node_id] is NodeState.LOST)
+                yield Block(*self.at, sentence="; ".join((sentence, *notes)), lost=lost)
+            case RecoveryPlan():
+                yield AssignPlan(
+                    *self.at,
+                    plan=StoredPlan(
+                        slots=plan.slots,
+                        placement=plan.placement,
+                        restore_step=plan.restore_step,
+                        sources=plan.sources,
+                        notes=plan.notes,
+                    ),
+                    cause=self.job.cause,
+                    phases_s={"fence": self.seen.in_phase_for_s(*self.at)},
+                )
+
+    def _state(self, node: NodeView) -> NodeState:
+        if node.status is NodeStatus.FAILED:
+            return NodeState.LOST
+        answered = self.seen.inventory(self.job.job_id, self.job.generation, node) is not None
+        too_long = self.seen.in_phase_for_s(*self.at) > self.settings.fence_limit.total_seconds()
+        # A silent node is the detector's to judge. Of a deaf one the peers, which are fenced, refuse all writes.
+        if not answered and too_long and self.seen.is_fresh(node, self.settings.silence.total_seconds()):
+            return NodeState.LOST
+        return NodeState.ALIVE
+
+    # ---- assigned and running: steps 4 to 6
+
+    def _under_way(self) -> Iterator[Action]:
+        beats = dict(_heartbeats(self.job, self.cluster, self.seen))
+        if len(beats) == len(self.job.slots) and all(
+            beat.finished and beat.assigned_generation == self.job.generation for beat in beats.values()
+        ):
+            yield End(*self.at, ended=JobPhase.SUCCEEDED, cause="all ranks have ended well")
+            return
+        failure = self._failure()
+        if failure is not None:
+            yield self._begin_generation(*failure)
+            return
+        yield from self._assign()
+        if self.job.phase is JobPhase.ASSIGNED:
+            waiting = self._ranks_without_new_step(beats)
+            if waiting:
+                yield from self._explain(f"the first step of {waiting}")
+            else:
+                yield CompleteRecovery(*self.at, phases_s=_restart_phases(self._ranks(beats)))
+        yield from self._keep_standbys()
+
+    def _failure(self) -> tuple[str, float | None] | None:
+        """Why this generation is broken, and how long it took to see it; None if it is not."""
+        trigger = self.seen.trigger(self.job.job_id, self.job.generation)
+        if trigger is not None:
+            return trigger.cause, trigger.detect_s
+        for slot, node_id in sorted(self.job.slots.items()):
+            node = self.cluster.nodes[node_id]
+            where = f"{node_id} (slot {slot})"
+            if node.status is NodeStatus.FAILED:
+                silent_s = self.seen.silent_s(node)
+                return f"{where} has failed" + (f": silent for {silent_s:.2f} s" if silent_s else ""), silent_s
+            sighting = self.seen.sighting(node)
+            if sighting is None:
+                continue
+            heartbeat = sighting.heartbeat
+            if heartbeat.job_id is None:
+                return f"{where} has come back without the job: its memory is lost", 0.0
+            if heartbeat.job_id != self.job.job_id or heartbeat.finished:
+                continue
+            for status in heartbeat.ranks:
+                if status.generation == self.job.generation and status.restore_error is not None:
+                    return f"rank {status.rank} on {where} could not restore: {from_wire(status.restore_error)}", 0.0
+            gone_s = self._launcher_gone_for_s(sighting)
+            if gone_s > self.settings.launcher_grace.total_seconds():
+                return f"the launcher on {where} has been gone for {gone_s:.1f} s", gone_s
+        return None
+
+    def _launcher_gone_for_s(self, sighting: Sighting) -> float:
+        not_begun = self.job.spec.launcher is LauncherKind.EXTERNAL and self.job.phase is JobPhase.ASSIGNED
+        if sighting.launcher_missing_since is None or not_begun:
+            return 0.0
+        return min(self.now - sighting.launcher_missing_since, self.seen.in_phase_for_s(*self.at))
+
+    def _begin_generation(self, cause: str, detect_s: float | None) -> Action:
+        job = self.job
+        committed = committed_step(job, self.cluster, self.seen)
+        progressed = committed is not None and (job.progress_step is None or committed > job.progress_step)
+        num_fruitless = 0 if progressed else job.num_fruitless_recoveries
+        if num_fruitless >= job.spec.max_recoveries_without_progress:
+            return End(
+                *self.at,
+                ended=JobPhase.FAILED,
+                cause=f"{num_fruitless} recoveries in a row brought no newly committed version; last cause: {cause}",
+            )
+        return BeginGeneration(
+            *self.at,
+            cause=cause,
+            num_fruitless_recoveries=num_fruitless + 1,
+            progress_step=committed if progressed else job.progress_step,
+            finished_step=finished_step(job, self.cluster, self.seen),
+            detect_s=detect_s,
+        )
+
+    def _assign(self) -> Iterator[Action]:
+        """Send the plan to every member that does not show it, or that has not confirmed the newest addresses."""
+        assert self.job.plan is not None
+        plan = self.job.plan
+        nodes = [self.cluster.nodes[node_id] for node_id in plan.slots.values()]
+        named = {*plan.slots.values(), *(node_id for sources in plan.sources.values() for node_id in sources)}
+        order = Assign(
+            job_id=self.job.job_id,
+            generation=self.job.generation,
+            slots=plan.slots,
+            addresses={node_id: self.cluster.nodes[node_id].address for node_id in sorted(named)},
+            placement=plan.placement,
+            restore_step=plan.restore_step,
+            sources=plan.sources,
+        )
+        for node in nodes:
+            sighting = self.seen.sighting(node)
+            shown = sighting is not None and sighting.heartbeat.assigned_generation == self.job.generation
+            if not (shown and self.seen.is_done(node, order)):
+                yield self._send(node, order)
+
+    def _ranks(self, beats: dict[NodeId, Heartbeat]) -> list[RankStatus]:
+        return [status for beat in beats.values() for status in beat.ranks if status.generation == self.job.generation]
+
+    def _ranks_without_new_step(self, beats: dict[NodeId, Heartbeat]) -> str:
+        assert self.job.plan is not None
+        restored = -1 if self.job.plan.restore_step is None else self.job.plan.restore_step
+        done = {
+            status.rank
+            for status in self._ranks(beats)
+            if status.finished_step is not None and status.finished_step > restored
+        }
+        late = [
+            f"rank {rank} on {node_id}"
+            for slot, node_id in sorted(self.job.slots.items())
+            for rank in self.job.geometry.ranks_of(slot)
+            if rank not in done
+        ]
+        more = [f"{len(late) - _NUM_NAMED} more"] if len(late) > _NUM_NAMED else []
+        return ", ".join(late[:_NUM_NAMED] + more)
+
+    def _keep_standbys(self) -> Iterator[Action]:
+        num_alive = 0
+        for node_id in self.job.standbys:
+            node = self.cluster.nodes[node_id]
+            if node.status is NodeStatus.FAILED:
+                yield Dismiss(*self.at, node_id=node_id)
+                continue
+            num_alive += 1
+            if not self._knows_job(node):
+                yield self._send(node, self._start_job())
+        yield from self._recruit(self.job.spec.num_standbys - num_alive)
+
+    def _record_version(self) -> Iterator[Action]:
+        newest = _newest_commit(self.job, self.cluster, self.seen)
+        if newest is not None and (self.job.committed_step is None or newest[1] > self.job.committed_step):
+            yield RecordVersion(*self.at, committed_in=newest[0], step=newest[1])
+
+    # ---- blocked
+
+    def _blocked(self) -> Iterator[Action]:
+        """A lost node that is back may have brought the missing memory with it."""
+        for node in self._members():
+            sighting = self.seen.sighting(node)
+            if (
+                node.node_id in self.job.blocked_by
+                and node.status is not NodeStatus.FAILED
+                and sighting is not None
+                and sighting.heartbeat.job_id == self.job.job_id
+            ):
+                yield BeginGeneration(
+                    *self.at,
+                    cause=f"{node.node_id}, which was lost, is back with its memory",
+                    num_fruitless_recoveries=self.job.num_fruitless_recoveries,
+                    progress_step=self.job.progress_step,
+                    finished_step=None,
+                    detect_s=None,
+                )
+                return
+
+    # ---- helpers
+
+    def _members(self) -> list[NodeView]:
+        return [self.cluster.nodes[node_id] for node_id in self.job.members]
+
+    def _knows_job(self, node: NodeView) -> bool:
+        sighting = self.seen.sighting(node)
+        told = sighting is not None and sighting.heartbeat.job_id == self.job.job_id
+        return told or self.seen.is_done(node, self._start_job())
+
+    def _start_job(self) -> StartJob:
+        return StartJob(job_id=self.job.job_id, job_key=self.job.job_key, spec=self.job.spec)
+
+    def _send(self, node: NodeView, order: StartJob | Fence | Assign) -> Send:
+        return Send(node.node_id, node.incarnation, order)
+
+    def _recruit(self, num_wanted: int) -> Iterator[Action]:
+        taken = self.free[: max(0, num_wanted)]
+        del self.free[: len(taken)]
+        for node in taken:
+            yield Recruit(*self.at, node_id=node.node_id)
+
+    def _explain(self, waiting_for: str) -> Iterator[Action]:
+        if waiting_for != self.job.waiting_for:
+            yield Explain(*self.at, waiting_for=waiting_for)
+
+
+def _restart_phases(ranks: Sequence[RankStatus]) -> dict[str, float]:
+    """Turn the ranks' marks (seconds since their agent took the assignment) into consecutive phases of the slowest
+    rank.
+    """
+    phases: dict[str, float] = {}
+    reached_s = 0.0
+    for mark, phase in (
+        ("hello_s", "re_rendezvous"),
+        ("fetch_s", "fetch"),
+        ("load_s", "load"),
+        ("first_step_s", "first_step"),
+    ):
+        marks = [status.phases_s[mark] for status in ranks if mark in status.phases_s]
+        if marks:
+            phases[phase] = max(0.0, max(marks) - reached_s)
+            reached_s = max(reached_s, *marks)
+    return phases

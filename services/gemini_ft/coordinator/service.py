@@ -1,0 +1,262 @@
+"""The coordinator at work: hears, decides, acts. Woken by whatever it hears, and by a tick."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import ConsumerConfig
+from pydantic import ValidationError
+
+from gemini_ft.contracts.errors import UnavailableError
+from gemini_ft.contracts.ids import JobId, NodeId
+from gemini_ft.contracts.messages import Assign, Heartbeat, Order, OrderReply, Verdict, VerdictKind
+from gemini_ft.contracts.subjects import HEARTBEATS, VERDICT_STREAM, VERDICTS
+from gemini_ft.coordinator import broker
+from gemini_ft.coordinator.actions import Action, AssignPlan, Explain, RecordVersion, Revive, Send
+from gemini_ft.coordinator.database import DATABASE_ERRORS, create_engine, migrate
+from gemini_ft.coordinator.leader import Leadership
+from gemini_ft.coordinator.observations import Observations
+from gemini_ft.coordinator.orders import Orders
+from gemini_ft.coordinator.reconcile import decide
+from gemini_ft.coordinator.registration import Registration
+from gemini_ft.coordinator.settings import CoordinatorSettings
+from gemini_ft.coordinator.store import Store
+
+__all__ = ["Coordinator"]
+
+_log = logging.getLogger("gemini_ft.coordinator")
+_CONSUMER = "coordinator"
+_FETCH_S = 1.0
+_REDELIVER_S = 2.0
+_RETRY_S = 0.2
+_MAX_ROUNDS = 20
+
+
+class Coordinator:
+    """One coordinator process; `open` before `run`."""
+
+    def __init__(
+        self,
+        database_url: str,
+        nats_url: str,
+        nats_token: str | None,
+        settings: CoordinatorSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.seen = Observations(clock)
+        self.engine = create_engine(database_url, settings)
+        self.store = Store(self.engine, settings.num_kept_versions)
+        self.leadership = Leadership(database_url, settings, self._leadership_changed)
+        self._clock = clock
+        self._nats_url = nats_url
+        self._nats_token = nats_token
+        self._news = asyncio.Event()
+        self._leading = asyncio.Event()
+        self._verdicts: list[Msg] = []
+        self._recorded_at: dict[JobId, float] = {}
+        self._client: Client | None = None
+        self._orders: Orders | None = None
+
+    async def open(self) -> None:
+        """Migrate the database, connect to NATS and listen.
+
+        Raises:
+            AuthenticationError: Postgres or NATS refuse this coordinator.
+            UnavailableError: one of them does not answer in time.
+        """
+        await self._migrate()
+        client = await broker.connect(
+            self._nats_url, self._nats_token, self.settings.startup_timeout, on_reconnect=self._on_reconnect
+        )
+        self._client = client
+        self._orders = Orders(client, self._clock, self.settings.order_repeat, self._on_reply)
+        self.seen.listening_since = self._clock()
+        await client.subscribe(HEARTBEATS, cb=self._on_heartbeat)
+        await self._orders.start()
+        await Registration(client, self.store, self.seen, self._clock, self.settings, self.wake).start()
+
+    async def run(self) -> None:
+        """Lead whenever possible, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.leadership.run())
+            tasks.create_task(self._hear_verdicts())
+            tasks.create_task(self._reconcile())
+
+    async def close(self) -> None:
+        """Let go of both connections."""
+        if self._client is not None:
+            await self._client.close()
+        await self.engine.dispose()
+
+    def wake(self) -> None:
+        """Something is new: look at it now."""
+        self._news.set()
+
+    async def unready(self) -> str | None:
+        """Why this process cannot serve at present; None if it can."""
+        if self._client is None or not self._client.is_connected:
+            return f"NATS at {self._nats_url} is not connected"
+        try:
+            async with asyncio.timeout(self.settings.database_timeout.total_seconds()):
+                return None if await self.store.is_writable() else "the database is read-only"
+        except DATABASE_ERRORS as error:
+            return f"the database cannot be reached: {error}"
+
+    # ---- hearing
+
+    async def _on_heartbeat(self, message: Msg) -> None:
+        try:
+            heartbeat = Heartbeat.model_validate_json(message.data)
+        except ValidationError as error:
+            _log.warning("ignored a message on %s that is no heartbeat: %s", message.subject, _first(error))
+            return
+        if self.seen.hear(heartbeat):
+            self.wake()
+
+    def _on_reply(self, node_id: NodeId, order: Order, reply: OrderReply) -> None:
+        self.seen.hear_reply(node_id, order, reply)
+        self.wake()
+
+    async def _on_reconnect(self) -> None:
+        _log.info("connected to NATS again")
+        if self._orders is not None:
+            self._orders.repeat_all()
+        self.wake()
+
+    def _leadership_changed(self) -> None:
+        if self.leadership.held:
+            self._leading.set()
+        else:
+            self._leading.clear()
+        self.wake()
+
+    async def _hear_verdicts(self) -> None:
+        while True:
+            await self._leading.wait()
+            try:
+                await self._hear_verdicts_while_leading()
+            except broker.BROKER_ERRORS as error:
+                _log.warning("verdicts cannot be heard: %s", error)
+            await asyncio.sleep(_RETRY_S)
+
+    async def _hear_verdicts_while_leading(self) -> None:
+        assert self._client is not None
+        await broker.ensure_verdict_stream(self._client)
+        subscription = await self._client.jetstream().pull_subscribe(
+            VERDICTS, durable=_CONSUMER, stream=VERDICT_STREAM, config=ConsumerConfig(ack_wait=_REDELIVER_S)
+        )
+        try:
+            while self.leadership.held:
+                with contextlib.suppress(TimeoutError):  # there was none
+                    # One at a time: a larger batch is handed over only when it is full or the time is up.
+                    self._verdicts += await subscription.fetch(1, timeout=_FETCH_S)
+                    self.wake()
+        finally:
+            await subscription.unsubscribe()
+
+    # ---- deciding and acting
+
+    async def _reconcile(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):  # time itself may be news
+                await asyncio.wait_for(self._news.wait(), self.settings.tick.total_seconds())
+            self._news.clear()
+            if not self.leadership.held:
+                continue
+            try:
+                await self._pass()
+            except DATABASE_ERRORS as error:
+                _log.warning("will try again: %s", error)
+                await asyncio.sleep(_RETRY_S)
+            except broker.BROKER_ERRORS as error:
+                _log.warning("will try again: NATS: %s", error)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _pass(self) -> None:
+        verdicts = list(self._verdicts)
+        for message in verdicts:
+            await self._take_verdict(message)
+        phases: list[tuple[JobId, int, dict[str, float]]] = []
+        for _ in range(_MAX_ROUNDS):
+            cluster = await self.store.load(self.seen.job_ids())
+            for job in cluster.jobs.values():
+                self.seen.note_phase(job.job_id, job.generation, job.phase)
+            begun_at = self._clock()
+            changed = [
+                await self._act(action, begun_at, phases)
+                for action in decide(cluster, self.seen, begun_at, self.settings)
+            ]
+            if not any(changed):
+                break
+        for job_id, generation, added in phases:
+            await self.store.add_phases(job_id, generation, added)
+        # Only now are the verdicts' effects stored: had this process died before, they would be delivered again.
+        for message in verdicts:
+            self._verdicts.remove(message)
+            await message.ack()
+        lives = [(node.node_id, node.incarnation) for node in cluster.nodes.values()]
+        self.seen.forget(cluster.jobs, lives, 10 * self.settings.silence.total_seconds())
+
+    async def _act(self, action: Action, begun_at: float, phases: list[tuple[JobId, int, dict[str, float]]]) -> bool:
+        """Carry out an action; True if it has changed what the next decision is made from."""
+        match action:
+            case Send():
+                assert self._orders is not None
+                if await self._orders.submit(action) and isinstance(action.order, Assign):
+                    _log.info("assign generation %d to %s", action.order.generation, action.node_id)
+                return False
+            case Revive():
+                return await self.store.revive(action)
+            case RecordVersion():
+                interval_s = self.settings.version_interval.total_seconds()
+                if self._clock() - self._recorded_at.get(action.job_id, float("-inf")) >= interval_s:
+                    self._recorded_at[action.job_id] = self._clock()
+                    await self.store.apply(action)
+                return False
+            case Explain():
+                await self.store.apply(action)
+                return False
+            case _:
+                applied = await self.store.apply(action)
+                _log.info("%s %s", "done:" if applied else "too late:", action)
+                if applied and isinstance(action, AssignPlan):
+                    phases.append((action.job_id, action.generation, {"plan": self._clock() - begun_at}))
+                # Refused means that the state has moved on, which is news as well.
+                return True
+
+    async def _take_verdict(self, message: Msg) -> None:
+        try:
+            verdict = Verdict.model_validate_json(message.data)
+        except ValidationError as error:
+            _log.warning("ignored a message on %s that is no verdict: %s", message.subject, _first(error))
+            return
+        if verdict.kind in (VerdictKind.RANK_EXITED, VerdictKind.RANK_HUNG):
+            self.seen.hear_rank_verdict(verdict)
+        elif self.seen.hear_node_verdict(verdict):
+            await self.store.record_verdict(verdict)
+
+    async def _migrate(self) -> None:
+        deadline = self._clock() + self.settings.startup_timeout.total_seconds()
+        while True:
+            try:
+                return await migrate(self.engine)
+            except DATABASE_ERRORS as error:
+                if self._clock() > deadline:
+                    raise UnavailableError(
+                        f"the database cannot be used: {error}; check --database-url-file"
+                    ) from error
+                _log.warning("the database cannot be used yet: %s", error)
+            await asyncio.sleep(_RETRY_S)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"

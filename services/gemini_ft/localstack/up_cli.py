@@ -1,0 +1,43 @@
+"""`gemini-ft up`: a cluster on this machine until Ctrl-C."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["up"]
+
+_LOOK_S = 0.5
+
+
+def up(
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes for the job's slots.")] = 4,
+    standbys: Annotated[int, typer.Option(min=0, help="Further nodes, to replace lost ones.")] = 1,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", "-d", help="Keep data and logs here; default: a temporary folder.")
+    ] = None,
+) -> None:
+    """Run Postgres, NATS, coordinator, failure detector and agents on this machine until Ctrl-C."""
+    from gemini_ft.localstack.stack import LocalStack
+
+    typer.echo(f"starting the control plane and {nodes + standbys} nodes")
+    try:
+        with LocalStack(directory, num_nodes=nodes + standbys) as stack:
+            typer.echo(f"API          {stack.url}/v1")
+            typer.echo(f"token file   {stack.api_token_file}")
+            typer.echo(f"logs         {stack.directory}")
+            typer.echo("run a job:")
+            typer.echo(
+                f"  gemini-ft run --api {stack.url} --token-file {stack.api_token_file} --nodes {nodes} train.py"
+            )
+            typer.echo("Ctrl-C ends everything")
+            known: set[str] = set()
+            while True:
+                ended = stack.ended()
+                for name in sorted(ended - known):
+                    typer.echo(f"{name} has ended; its log is in {stack.directory}", err=True)
+                known = ended
+                time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        typer.echo("everything has been ended and removed")

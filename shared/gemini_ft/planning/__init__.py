@@ -1,0 +1,1 @@
+"""The paper's algorithms as pure functions: no I/O, no clock, no randomness."""

@@ -1,0 +1,1 @@
+"""One process a node: it owns the replica memory, talks to its peers, and starts the ranks."""

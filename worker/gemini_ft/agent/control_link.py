@@ -1,0 +1,285 @@
+"""The agent's line to the control plane over NATS. It may be down for any time; the agent works without it.
+
+Each connection is a fresh one: what a client library does on reconnect (subscriptions, old pings, callbacks
+that never come) is not relied on. A connection counts as lost as soon as a ping of our own is not answered in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import nats.errors
+from nats.aio.client import Client as NatsClient
+from nats.aio.msg import Msg
+from pydantic import ValidationError
+
+from gemini_ft.contracts.errors import ConflictError, UnavailableError, from_wire
+from gemini_ft.contracts.messages import (
+    Heartbeat,
+    Order,
+    OrderReply,
+    Register,
+    Registered,
+    orders,
+    registration_replies,
+)
+from gemini_ft.contracts.subjects import REGISTER, heartbeat_subject, order_subject
+
+__all__ = ["ControlLink", "ControlNode"]
+
+_CONNECT_TIMEOUT_S = 3
+_CLOSE_TIMEOUT_S = 2.0
+_RETRY_S = 0.1
+_MAX_RETRY_S = 1.0
+_REGISTER_TIMEOUT_S = 2.0
+_PING_INTERVAL_S = 1.0
+_PING_TIMEOUT_S = 3
+_MAX_ORDERS = 256
+
+_NETWORK_ERRORS = (OSError, TimeoutError, nats.errors.Error, UnavailableError)
+
+logger = logging.getLogger(__name__)
+
+
+class ControlNode(Protocol):
+    """What the link carries to and fro."""
+
+    @property
+    def node_id(self) -> str | None:
+        """The identity of this node, None before the coordinator has issued one."""
+
+    def registration(self) -> Register:
+        """Return what to register with now."""
+
+    async def registered(self, node_id: str) -> None:
+        """The coordinator has issued or confirmed an identity."""
+
+    def heartbeat(self, sequence: int) -> Heartbeat | None:
+        """Return the heartbeat to send now."""
+
+    async def obey(self, order: Order) -> OrderReply:
+        """Carry out an order."""
+
+
+class ControlLink:
+    """Registers, sends heartbeats and takes orders whenever NATS can be reached.
+
+    Args:
+        token_file: read anew for each connection, so that a token may be replaced.
+    """
+
+    def __init__(self, url: str, token_file: Path | None, interval: timedelta, node: ControlNode) -> None:
+        self._url = url
+        self._token_file = token_file
+        self._interval_s = interval.total_seconds()
+        self._node = node
+        self._beat = asyncio.Event()
+        self._sequence = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._outage = _Complaint()
+        self._unregistered = _Complaint()
+
+    def beat(self) -> None:
+        """Send a heartbeat at once; many calls in one turn of the loop make one."""
+        self._beat.set()
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            ConflictError: the coordinator refuses this node's identity.
+        """
+        retry_s = _RETRY_S
+        try:
+            while True:
+                try:
+                    connection = await self._connect()
+                    retry_s = _RETRY_S
+                    await self._use(connection)
+                except _NETWORK_ERRORS as error:
+                    self._outage.make(
+                        f"the control plane at {self._url} is out of reach, which stops no training: {_sentence(error)}"
+                    )
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    async def _connect(self) -> NatsClient:
+        connection = NatsClient()
+        connecting = connection.connect(
+            self._url,
+            token=self._read_token(),
+            allow_reconnect=False,
+            # Even so it tries a refused connection again by itself, by default every 2 s.
+            max_reconnect_attempts=1,
+            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            error_cb=_note_error,
+        )
+        try:
+            # The library's own limit does not cover all of the handshake.
+            await asyncio.wait_for(connecting, 2 * _CONNECT_TIMEOUT_S)
+        except BaseException:
+            # A refused handshake leaves the socket open.
+            await _close(connection)
+            raise
+        return connection
+
+    async def _use(self, connection: NatsClient) -> None:
+        try:
+            if self._node.node_id is None:
+                await _first_to_end(self._register(connection), self._ping(connection))
+                await self._serve(connection)
+            else:
+                # An agent that is known is of use although the coordinator does not answer.
+                await _first_to_end(self._register_then_wait(connection), self._serve(connection))
+        finally:
+            await _close(connection)
+
+    async def _register_then_wait(self, connection: NatsClient) -> None:
+        before = self._node.node_id
+        await self._register(connection)
+        if self._node.node_id != before:
+            raise UnavailableError("this node has a new identity and connects anew under it")
+        await asyncio.Event().wait()
+
+    async def _register(self, connection: NatsClient) -> None:
+        retry_s = _RETRY_S
+        while True:
+            request = self._node.registration().model_dump_json().encode()
+            try:
+                message = await connection.request(REGISTER, request, timeout=_REGISTER_TIMEOUT_S)
+                reply = registration_replies.validate_json(message.data)
+            except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
+                self._unregistered.make(f"no coordinator answers the registration: {_sentence(error)}")
+            except ValidationError as error:
+                self._unregistered.make(f"the answer to the registration cannot be read: {error.errors()[0]['msg']}")
+            else:
+                if isinstance(reply, Registered):
+                    await self._node.registered(reply.node_id)
+                    self._unregistered.clear()
+                    logger.info("registered as %s", reply.node_id)
+                    self.beat()
+                    return
+                refusal = from_wire(reply.error)
+                if isinstance(refusal, ConflictError):
+                    raise refusal
+                self._unregistered.make(f"the coordinator refused the registration: {refusal}")
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, _MAX_RETRY_S)
+
+    async def _serve(self, connection: NatsClient) -> None:
+        node_id = self._node.node_id
+        assert node_id is not None
+        await connection.subscribe(order_subject(node_id), cb=self._take_order)
+        logger.info("connected to the control plane as %s", node_id)
+        await _first_to_end(self._send_heartbeats(connection, node_id), self._ping(connection))
+
+    async def _send_heartbeats(self, connection: NatsClient, node_id: str) -> None:
+        while True:
+            self._beat.clear()
+            self._sequence += 1
+            heartbeat = self._node.heartbeat(self._sequence)
+            if heartbeat is not None:
+                await asyncio.wait_for(
+                    connection.publish(heartbeat_subject(node_id), heartbeat.model_dump_json().encode()),
+                    _PING_TIMEOUT_S,
+                )
+            try:
+                await asyncio.wait_for(self._beat.wait(), self._interval_s)
+            except TimeoutError:
+                continue
+
+    async def _ping(self, connection: NatsClient) -> None:
+        while connection.is_connected:
+            # A flush is a ping that was answered.
+            await connection.flush(timeout=_PING_TIMEOUT_S)
+            self._outage.clear()
+            await asyncio.sleep(_PING_INTERVAL_S)
+        raise UnavailableError(f"the connection to {self._url} was lost")
+
+    async def _take_order(self, message: Msg) -> None:
+        if len(self._tasks) >= _MAX_ORDERS:
+            logger.warning("an order was dropped: %d are being carried out", len(self._tasks))
+            return
+        # Beside the subscription, so that a long fence keeps nobody from being heard.
+        task = asyncio.create_task(self._obey(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._order_ended)
+
+    def _order_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("an order failed; it will be ordered again", exc_info=error)
+
+    async def _obey(self, message: Msg) -> None:
+        try:
+            order = orders.validate_json(message.data)
+        except ValidationError as error:
+            logger.warning("an order cannot be read and was dropped: %s", error.errors()[0]["msg"])
+            return
+        reply = await self._node.obey(order)
+        self.beat()
+        if message.reply:
+            try:
+                await message.respond(reply.model_dump_json().encode())
+            except _NETWORK_ERRORS as error:
+                logger.warning("the answer to %s was lost: %s; it will be ordered again", order.kind, _sentence(error))
+
+    def _read_token(self) -> str | None:
+        if self._token_file is None:
+            return None
+        try:
+            return self._token_file.read_text().strip()
+        except OSError as error:
+            raise UnavailableError(f"the token file {self._token_file} cannot be read: {error.strerror}") from error
+
+
+class _Complaint:
+    """A warning that is logged once for as long as it is true."""
+
+    def __init__(self) -> None:
+        self._sentence = ""
+
+    def make(self, sentence: str) -> None:
+        if sentence != self._sentence:
+            self._sentence = sentence
+            logger.warning("%s", sentence)
+
+    def clear(self) -> None:
+        self._sentence = ""
+
+
+async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends or fails, end the others, and raise what it raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _close(connection: NatsClient) -> None:
+    try:
+        await asyncio.wait_for(connection.close(), _CLOSE_TIMEOUT_S)
+    except _NETWORK_ERRORS as error:
+        logger.debug("closing a lost connection: %s", error)
+
+
+async def _note_error(error: Exception) -> None:
+    logger.debug("NATS: %s", _sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) or type(error).__name__
