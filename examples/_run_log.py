@@ -24,14 +24,20 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="sequences a rank and step")
     parser.add_argument("--loss-log", type=Path, help="append a JSON line a step here; each rank adds its number")
     parser.add_argument("--digest-out", type=Path, help="write digests of the final state here")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
     parser.add_argument("--no-checkpoint", action="store_true", help="train without Gemini-FT")
     return parser.parse_args()
 
 
 class LossLog:
-    """A JSON line for every finished step, written by each rank to a file of its own: `PATH.RANK`."""
+    """A JSON line for every finished step, written by each rank to a file of its own: `PATH.RANK`.
 
-    def __init__(self, path: Path | None) -> None:
+    `at` is the machine's monotonic clock; `pace_s` is the shortest time from one line to the next.
+    """
+
+    def __init__(self, path: Path | None, pace_s: float = 0.0) -> None:
+        self._pace_s = pace_s
+        self._written_at = time.monotonic()
         self._path = path and path.with_name(f"{path.name}.{dist.get_rank()}")
         self._generation = int(os.environ.get("GEMINI_FT_GENERATION", "0"))
 
@@ -42,7 +48,7 @@ class LossLog:
             "rank": dist.get_rank(),
             "generation": self._generation,
             "loss": loss.item().hex(),
-            "at": time.time(),
+            "at": time.monotonic(),
             "committed_step": committed_step,
         }
         if self._path is not None:
@@ -50,6 +56,8 @@ class LossLog:
                 file.write(json.dumps(line) + "\n")
         elif dist.get_rank() == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+        time.sleep(max(0.0, self._written_at + self._pace_s - time.monotonic()))
+        self._written_at = time.monotonic()
 
 
 def tensors_of(state: Any) -> list[torch.Tensor]:

@@ -6,6 +6,9 @@ torchrun --nproc-per-node 2 examples/train_ddp.py --steps 50 --no-checkpoint
 
 from __future__ import annotations
 
+import argparse
+import gc
+
 import torch
 import torch.distributed as dist
 from _corpus import Batches, standard_library_text
@@ -18,18 +21,15 @@ from gemini_ft.worker import Checkpointer
 LENGTH = 64
 
 
-def main() -> None:
+def train(args: argparse.Namespace) -> None:
     """Train until --steps, from the newest version in memory if there is one."""
-    args = arguments(__doc__.partition("\n")[0])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     torch.manual_seed(args.seed)
     model = DistributedDataParallel(Gpt(width=128, num_heads=4, length=LENGTH))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
     torch.manual_seed(args.seed * 1009 + dist.get_rank())
     data = Batches(standard_library_text(), args.batch, LENGTH, args.seed, dist.get_rank())
-    losses = LossLog(args.loss_log)
+    losses = LossLog(args.loss_log, args.pace)
 
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": data}
     checkpointer = None if args.no_checkpoint else Checkpointer(parts)
@@ -48,6 +48,15 @@ def main() -> None:
     write_digests(args.digest_out, {name: part.state_dict() for name, part in parts.items()})
     if checkpointer:
         checkpointer.close()
+
+
+def main() -> None:
+    """Set up torch.distributed and train."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(arguments(__doc__.partition("\n")[0]))
+    # DDP lies in a reference cycle that holds Gloo's threads, which must end before the interpreter does.
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -20,6 +20,9 @@ import gemini_ft.worker.deepspeed as gemini_ft_deepspeed
 
 LENGTH = 64
 
+# Else DeepSpeed compiles an optional op at its first start, and asks the compiler about it at every other one.
+deepspeed.ops.__compatible_ops__ = {}
+
 
 def config(batch: int) -> dict[str, object]:
     """Return the DeepSpeed configuration."""
@@ -44,7 +47,7 @@ def main() -> None:
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(args.seed * 1009 + dist.get_rank())
     data = Batches(standard_library_text(), args.batch, LENGTH, args.seed, dist.get_rank())
-    losses = LossLog(args.loss_log)
+    losses = LossLog(args.loss_log, args.pace)
 
     checkpointer = None if args.no_checkpoint else gemini_ft_deepspeed.checkpointer(engine, {"data": data})
     start = checkpointer.restore() if checkpointer else None

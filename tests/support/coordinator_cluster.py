@@ -51,7 +51,7 @@ FAST = CoordinatorSettings(
     order_repeat=timedelta(milliseconds=200),
     silence=timedelta(milliseconds=600),
     launcher_grace=timedelta(milliseconds=600),
-    version_interval=timedelta(milliseconds=50),
+    record_interval=timedelta(milliseconds=50),
     leader_retry=timedelta(milliseconds=50),
     leader_ping=timedelta(milliseconds=200),
     database_timeout=timedelta(seconds=2),
@@ -227,7 +227,7 @@ class SimulatedAgent:
                     committed_step=self.committed_step,
                     restored=True,
                     restored_step=self.assign.restore_step,
-                    phases_s={"hello_s": 0.01, "fetch_s": 0.02, "load_s": 0.03, "first_step_s": 0.05},
+                    phases_s={"fetch": 0.01, "load": 0.02},
                     restore_error=self.restore_error,
                 )
                 for rank in self.ranks

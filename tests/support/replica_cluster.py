@@ -204,8 +204,8 @@ class Cluster:
             last_retry=timedelta(milliseconds=50),
         )
         node = Node(name, replace(base, **settings), spec, self.job_key)  # type: ignore[arg-type]
-        await node.start_agent()
         self.nodes[name] = node
+        await node.start_agent()
         return node
 
     async def fence(self, only: tuple[str, ...] | None = None) -> dict[str, VerifiedCopies]:

@@ -34,13 +34,14 @@ class TcpProxy:
     async def start(self) -> Address:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.setblocking(False)
-        self._run(self._accept())
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
         return Address(host="127.0.0.1", port=self._listener.getsockname()[1])
 
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
 
     def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -49,14 +50,14 @@ class TcpProxy:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _accept(self) -> None:
-        while True:
-            client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            self.num_connections += 1
-            upstream = socket.socket()
-            task = self._run(self._serve(client, upstream))
-            for end in (client, upstream):
-                task.add_done_callback(lambda _, end=end: end.close())
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        client.setblocking(False)
+        self.num_connections += 1
+        upstream = socket.socket()
+        task = self._run(self._serve(client, upstream))
+        for end in (client, upstream):
+            task.add_done_callback(lambda _, end=end: end.close())
 
     async def _serve(self, client: socket.socket, upstream: socket.socket) -> None:
         upstream.setblocking(False)

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from gemini_ft.contracts.control_page import CONTROL_PAGE_BYTES, JobPage, RankPage
 
-STEPS = ("sealed_everywhere_step", "finished_step", "committed_step")
+STEPS = ("sealed_everywhere_step", "damaged_step", "finished_step", "committed_step")
 NUMBERS = ("stall_us", "num_skipped")
 
 
 def test_a_fresh_page_says_nothing() -> None:
     page = RankPage(memoryview(bytearray(CONTROL_PAGE_BYTES)))
-    assert [getattr(page, name) for name in STEPS] == [None, None, None]
+    assert [getattr(page, name) for name in STEPS] == [None] * len(STEPS)
     assert [getattr(page, name) for name in NUMBERS] == [0, 0]
     assert page.replication_healthy is False
     job = JobPage(memoryview(bytearray(CONTROL_PAGE_BYTES)))

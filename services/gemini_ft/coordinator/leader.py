@@ -7,6 +7,7 @@ breaks, because every transition compares generation and phase, and every order 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -61,10 +62,10 @@ class Leadership:
                 return
             self._set(True)
             while not lost.is_set():
-                try:
-                    await asyncio.wait_for(lost.wait(), self._settings.leader_ping.total_seconds())
-                except TimeoutError:
-                    await connection.fetchval("SELECT 1")
+                with contextlib.suppress(TimeoutError):  # nothing has happened
+                    async with asyncio.timeout(self._settings.leader_ping.total_seconds()):
+                        await lost.wait()
+                await connection.fetchval("SELECT 1")
         finally:
             connection.terminate()
 

@@ -6,9 +6,11 @@ until they are answered. Times are this process's monotonic clock.
 
 from __future__ import annotations
 
+import enum
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from gemini_ft.contracts.ids import Incarnation, JobId, NodeId
 from gemini_ft.contracts.messages import (
@@ -20,6 +22,7 @@ from gemini_ft.contracts.messages import (
     OrderRefused,
     OrderReply,
     RankState,
+    RankStatus,
     Verdict,
     VerdictKind,
 )
@@ -35,6 +38,15 @@ class Sighting:
     heartbeat: Heartbeat
     received_at: float
     launcher_missing_since: float | None
+
+
+class Milestone(enum.Enum):
+    """What a rank reaches within a generation."""
+
+    HELLO = enum.auto()
+    RESTORED = enum.auto()
+    STEPPED = enum.auto()
+    EXITED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,8 @@ class Observations:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._sightings: dict[tuple[NodeId, Incarnation], Sighting] = {}
-        self._exits_seen_at: dict[tuple[JobId, int, int], float] = {}
+        self._reached_at: dict[tuple[JobId, int], dict[Milestone, dict[int, float]]] = {}
+        self._assigned_at: dict[JobId, tuple[int, float]] = {}
         self._inventories: dict[tuple[JobId, NodeId], Inventory] = {}
         self._done: set[tuple[NodeId, Incarnation, str]] = set()
         self._refusals: dict[tuple[JobId, NodeId], str] = {}
@@ -84,9 +97,11 @@ class Observations:
         if heartbeat.job_id is not None and not heartbeat.launcher_connected and heartbeat.launcher_pid is None:
             missing_since = now if before is None else (before.launcher_missing_since or now)
         self._sightings[key] = Sighting(heartbeat, now, missing_since)
-        for status in heartbeat.ranks:
-            if heartbeat.job_id is not None and status.state is RankState.EXITED:
-                self._exits_seen_at.setdefault((heartbeat.job_id, status.generation, status.rank), now)
+        if heartbeat.job_id is not None:
+            for status in heartbeat.ranks:
+                reached = self._reached_at.setdefault((heartbeat.job_id, status.generation), {})
+                for milestone in _milestones(status):
+                    reached.setdefault(milestone, {}).setdefault(status.rank, now)
         return before is None or _gist(before.heartbeat) != _gist(heartbeat)
 
     def hear_reply(self, node: NodeId, order: Order, reply: OrderReply) -> None:
@@ -113,8 +128,9 @@ class Observations:
             return
         detect_s = verdict.silent_s
         if verdict.rank is not None:
-            seen_at = self._exits_seen_at.get((verdict.job_id, verdict.generation, verdict.rank))
-            detect_s = detect_s if seen_at is None else self._clock() - seen_at
+            exits = self._reached_at.get((verdict.job_id, verdict.generation), {}).get(Milestone.EXITED, {})
+            if verdict.rank in exits:
+                detect_s = self._clock() - exits[verdict.rank]
         cause = f"{verdict.node_id}: {verdict.detail or verdict.kind.value}"
         self._triggers[verdict.job_id] = Trigger(verdict.job_id, verdict.generation, cause, detect_s)
 
@@ -194,20 +210,53 @@ class Observations:
             sighting.heartbeat.job_id for sighting in self._sightings.values() if sighting.heartbeat.job_id is not None
         }
 
-    def forget(self, open_jobs: Iterable[JobId], lives: Iterable[tuple[NodeId, Incarnation]], silence_s: float) -> None:
-        """Drop what belongs to ended jobs and to former lives of nodes that have been quiet for `silence_s`."""
-        jobs, alive = set(open_jobs), set(lives)
+    def note_assigned(self, job_id: JobId, generation: int) -> None:
+        """This process has just assigned the generation."""
+        self._assigned_at[job_id] = (generation, self._clock())
+
+    def restart_phases_s(self, job_id: JobId, generation: int, num_ranks: int) -> dict[str, float]:
+        """How long the slowest rank took to say hello and to take its first step; empty if we have not seen all of
+        it.
+        """
+        assigned, since = self._assigned_at.get(job_id, (None, 0.0))
+        reached = self._reached_at.get((job_id, generation), {})
+        all_at = {milestone: max(at.values()) for milestone, at in reached.items() if len(at) == num_ranks}
+        if assigned != generation or not {Milestone.HELLO, Milestone.RESTORED, Milestone.STEPPED} <= set(all_at):
+            return {}
+        return {
+            "re_rendezvous": all_at[Milestone.HELLO] - since,
+            "first_step": all_at[Milestone.STEPPED] - all_at[Milestone.RESTORED],
+        }
+
+    def forget(self, jobs: Mapping[JobId, int], lives: Iterable[tuple[NodeId, Incarnation]], silence_s: float) -> None:
+        """Drop what belongs to ended jobs (`jobs` are the others, with their generations), former generations and
+        former lives.
+
+        A former life is kept until it has been quiet for `silence_s`.
+        """
+        alive = set(lives)
         now = self._clock()
         self._sightings = {
             key: seen for key, seen in self._sightings.items() if key in alive or now - seen.received_at < silence_s
         }
         self._done = {key for key in self._done if key[:2] in alive}
         self._silent_s = {key: silent_s for key, silent_s in self._silent_s.items() if key in alive}
-        self._exits_seen_at = {key: at for key, at in self._exits_seen_at.items() if key[0] in jobs}
+        self._reached_at = {key: at for key, at in self._reached_at.items() if key[1] >= jobs.get(key[0], inf)}
+        self._assigned_at = {key: at for key, at in self._assigned_at.items() if key in jobs}
         self._inventories = {key: reply for key, reply in self._inventories.items() if key[0] in jobs}
         self._refusals = {key: why for key, why in self._refusals.items() if key[0] in jobs}
         self._triggers = {key: trigger for key, trigger in self._triggers.items() if key in jobs}
         self._phases = {key: phase for key, phase in self._phases.items() if key in jobs}
+
+
+def _milestones(status: RankStatus) -> Iterator[Milestone]:
+    yield Milestone.HELLO
+    if status.restored:
+        yield Milestone.RESTORED
+    if status.finished_step is not None and status.finished_step != status.restored_step:
+        yield Milestone.STEPPED
+    if status.state is RankState.EXITED:
+        yield Milestone.EXITED
 
 
 def _gist(heartbeat: Heartbeat) -> tuple[object, ...]:

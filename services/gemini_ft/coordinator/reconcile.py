@@ -260,7 +260,9 @@ class _JobDecision:
             if waiting:
                 yield from self._explain(f"the first step of {waiting}")
             else:
-                yield CompleteRecovery(*self.at, phases_s=_restart_phases(self._ranks(beats)))
+                num_ranks = self.job.geometry.num_ranks
+                measured = self.seen.restart_phases_s(self.job.job_id, self.job.generation, num_ranks)
+                yield CompleteRecovery(*self.at, phases_s=_reported_phases(self._ranks(beats)) | measured)
         yield from self._keep_standbys()
 
     def _failure(self) -> tuple[str, float | None] | None:
@@ -419,24 +421,16 @@ class _JobDecision:
             yield Recruit(*self.at, node_id=node.node_id)
 
     def _explain(self, waiting_for: str) -> Iterator[Action]:
-        if waiting_for != self.job.waiting_for:
+        # A wait that is over at once needs no explanation, and a recovery no transaction for it.
+        lasts = self.seen.in_phase_for_s(*self.at) >= self.settings.record_interval.total_seconds()
+        if lasts and waiting_for != self.job.waiting_for:
             yield Explain(*self.at, waiting_for=waiting_for)
 
 
-def _restart_phases(ranks: Sequence[RankStatus]) -> dict[str, float]:
-    """Turn the ranks' marks (seconds since their agent took the assignment) into consecutive phases of the slowest
-    rank.
-    """
+def _reported_phases(ranks: Sequence[RankStatus]) -> dict[str, float]:
+    """What the slowest rank needed for each phase that ranks time themselves."""
     phases: dict[str, float] = {}
-    reached_s = 0.0
-    for mark, phase in (
-        ("hello_s", "re_rendezvous"),
-        ("fetch_s", "fetch"),
-        ("load_s", "load"),
-        ("first_step_s", "first_step"),
-    ):
-        marks = [status.phases_s[mark] for status in ranks if mark in status.phases_s]
-        if marks:
-            phases[phase] = max(0.0, max(marks) - reached_s)
-            reached_s = max(reached_s, *marks)
+    for status in ranks:
+        for phase, seconds in status.phases_s.items():
+            phases[phase] = max(seconds, phases.get(phase, 0.0))
     return phases

@@ -26,6 +26,7 @@ from gemini_ft.coordinator.orders import Orders
 from gemini_ft.coordinator.reconcile import decide
 from gemini_ft.coordinator.registration import Registration
 from gemini_ft.coordinator.settings import CoordinatorSettings
+from gemini_ft.coordinator.state import Cluster
 from gemini_ft.coordinator.store import Store
 
 __all__ = ["Coordinator"]
@@ -61,7 +62,9 @@ class Coordinator:
         self._news = asyncio.Event()
         self._leading = asyncio.Event()
         self._verdicts: list[Msg] = []
-        self._recorded_at: dict[JobId, float] = {}
+        self._recorded_at: dict[tuple[JobId, type[Action]], float] = {}
+        self._cluster: Cluster | None = None
+        self._loaded_at = 0.0
         self._client: Client | None = None
         self._orders: Orders | None = None
 
@@ -82,13 +85,23 @@ class Coordinator:
         await client.subscribe(HEARTBEATS, cb=self._on_heartbeat)
         await self._orders.start()
         await Registration(client, self.store, self.seen, self._clock, self.settings, self.wake).start()
+        await client.flush()
 
     async def run(self) -> None:
         """Lead whenever possible, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.leadership.run())
-            tasks.create_task(self._hear_verdicts())
-            tasks.create_task(self._reconcile())
+        running = {
+            asyncio.create_task(part) for part in (self.leadership.run(), self._hear_verdicts(), self._reconcile())
+        }
+        try:
+            ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for part in ended:
+                part.result()
+        finally:
+            # Once is not enough: Python 3.11's wait_for, which the NATS client uses, may swallow a cancellation.
+            while running:
+                for part in running:
+                    part.cancel()
+                _, running = await asyncio.wait(running, timeout=_RETRY_S)
 
     async def close(self) -> None:
         """Let go of both connections."""
@@ -97,7 +110,8 @@ class Coordinator:
         await self.engine.dispose()
 
     def wake(self) -> None:
-        """Something is new: look at it now."""
+        """The database has changed: look at it now."""
+        self._cluster = None
         self._news.set()
 
     async def unready(self) -> str | None:
@@ -119,17 +133,17 @@ class Coordinator:
             _log.warning("ignored a message on %s that is no heartbeat: %s", message.subject, _first(error))
             return
         if self.seen.hear(heartbeat):
-            self.wake()
+            self._news.set()
 
     def _on_reply(self, node_id: NodeId, order: Order, reply: OrderReply) -> None:
         self.seen.hear_reply(node_id, order, reply)
-        self.wake()
+        self._news.set()
 
     async def _on_reconnect(self) -> None:
         _log.info("connected to NATS again")
         if self._orders is not None:
             self._orders.repeat_all()
-        self.wake()
+        self._news.set()
 
     def _leadership_changed(self) -> None:
         if self.leadership.held:
@@ -158,7 +172,7 @@ class Coordinator:
                 with contextlib.suppress(TimeoutError):  # there was none
                     # One at a time: a larger batch is handed over only when it is full or the time is up.
                     self._verdicts += await subscription.fetch(1, timeout=_FETCH_S)
-                    self.wake()
+                    self._news.set()
         finally:
             await subscription.unsubscribe()
 
@@ -167,7 +181,8 @@ class Coordinator:
     async def _reconcile(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):  # time itself may be news
-                await asyncio.wait_for(self._news.wait(), self.settings.tick.total_seconds())
+                async with asyncio.timeout(self.settings.tick.total_seconds()):
+                    await self._news.wait()
             self._news.clear()
             if not self.leadership.held:
                 continue
@@ -186,7 +201,7 @@ class Coordinator:
             await self._take_verdict(message)
         phases: list[tuple[JobId, int, dict[str, float]]] = []
         for _ in range(_MAX_ROUNDS):
-            cluster = await self.store.load(self.seen.job_ids())
+            cluster = await self._load()
             for job in cluster.jobs.values():
                 self.seen.note_phase(job.job_id, job.generation, job.phase)
             begun_at = self._clock()
@@ -196,6 +211,7 @@ class Coordinator:
             ]
             if not any(changed):
                 break
+            self._cluster = None
         for job_id, generation, added in phases:
             await self.store.add_phases(job_id, generation, added)
         # Only now are the verdicts' effects stored: had this process died before, they would be delivered again.
@@ -203,7 +219,18 @@ class Coordinator:
             self._verdicts.remove(message)
             await message.ack()
         lives = [(node.node_id, node.incarnation) for node in cluster.nodes.values()]
-        self.seen.forget(cluster.jobs, lives, 10 * self.settings.silence.total_seconds())
+        self._recorded_at = {key: at for key, at in self._recorded_at.items() if key[0] in cluster.jobs}
+        generations = {job.job_id: job.generation for job in cluster.jobs.values()}
+        self.seen.forget(generations, lives, 10 * self.settings.silence.total_seconds())
+
+    async def _load(self) -> Cluster:
+        """Read the database, unless the last reading still holds: hardly anybody but this loop changes it without
+        `wake`.
+        """
+        if self._cluster is None or self._clock() - self._loaded_at > self.settings.tick.total_seconds():
+            self._loaded_at = self._clock()
+            self._cluster = await self.store.load(self.seen.job_ids())
+        return self._cluster
 
     async def _act(self, action: Action, begun_at: float, phases: list[tuple[JobId, int, dict[str, float]]]) -> bool:
         """Carry out an action; True if it has changed what the next decision is made from."""
@@ -215,19 +242,19 @@ class Coordinator:
                 return False
             case Revive():
                 return await self.store.revive(action)
-            case RecordVersion():
-                interval_s = self.settings.version_interval.total_seconds()
-                if self._clock() - self._recorded_at.get(action.job_id, float("-inf")) >= interval_s:
-                    self._recorded_at[action.job_id] = self._clock()
+            case RecordVersion() | Explain():
+                key = (action.job_id, type(action))
+                last = self._recorded_at.get(key, float("-inf"))
+                if self._clock() - last >= self.settings.record_interval.total_seconds():
+                    self._recorded_at[key] = self._clock()
                     await self.store.apply(action)
-                return False
-            case Explain():
-                await self.store.apply(action)
+                    self._cluster = None
                 return False
             case _:
                 applied = await self.store.apply(action)
                 _log.info("%s %s", "done:" if applied else "too late:", action)
                 if applied and isinstance(action, AssignPlan):
+                    self.seen.note_assigned(action.job_id, action.generation)
                     phases.append((action.job_id, action.generation, {"plan": self._clock() - begun_at}))
                 # Refused means that the state has moved on, which is news as well.
                 return True
@@ -242,6 +269,7 @@ class Coordinator:
             self.seen.hear_rank_verdict(verdict)
         elif self.seen.hear_node_verdict(verdict):
             await self.store.record_verdict(verdict)
+            self._cluster = None
 
     async def _migrate(self) -> None:
         deadline = self._clock() + self.settings.startup_timeout.total_seconds()

@@ -31,8 +31,10 @@ class CoordinatorSettings:
     sooner.
     """
 
-    version_interval: timedelta = timedelta(milliseconds=500)
-    """Newly committed versions are recorded at most this often."""
+    record_interval: timedelta = timedelta(milliseconds=500)
+    """Newly committed versions, and what a job waits for, are recorded at most this often: recoveries must not wait
+    for them.
+    """
 
     database_timeout: timedelta = timedelta(seconds=5)
     """Bound on connecting to Postgres and on every statement."""

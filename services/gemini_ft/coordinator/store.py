@@ -178,7 +178,7 @@ class Store:
                 return
             generation, cause = job.generation + 1, "a person decided to restart from zero"
             values = {"generation": generation, "phase": JobPhase.FENCING, "from_zero": True}
-            values |= {"num_fruitless_recoveries": 0, "progress_step": None}
+            values |= {"num_fruitless_recoveries": 0, "progress_step": None, "cause": cause, "blocked_by": []}
             await connection.execute(update(Job).where(Job.id == job_id).values(**values))
             await begin_generation(connection, job_id, generation, cause)
             await open_recovery(connection, job_id, generation, cause)

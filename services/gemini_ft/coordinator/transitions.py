@@ -35,10 +35,11 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
     where = (action.job_id, action.generation)
     match action:
         case actions.Admit():
-            await _move(connection, action, JobPhase.FENCING, generation=action.generation + 1)
+            cause = "the job starts"
+            await _move(connection, action, JobPhase.FENCING, generation=action.generation + 1, cause=cause)
             await _take(connection, action.job_id, [*action.slots.values(), *action.standbys])
             await _seat(connection, action.job_id, action.slots)
-            await begin_generation(connection, action.job_id, action.generation + 1, "the job starts")
+            await begin_generation(connection, action.job_id, action.generation + 1, cause)
         case actions.Recruit():
             await _move(connection, action, action.phase)
             await _take(connection, action.job_id, [action.node_id])
@@ -55,6 +56,8 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
                 action,
                 JobPhase.FENCING,
                 generation=action.generation + 1,
+                cause=action.cause,
+                blocked_by=[],
                 num_fruitless_recoveries=action.num_fruitless_recoveries,
                 progress_step=action.progress_step,
             )
@@ -86,9 +89,8 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
 
 
 async def begin_generation(connection: AsyncConnection, job_id: JobId, generation: int, cause: str) -> None:
-    """Note that `generation` has begun. The caller has raised it in `jobs`."""
+    """Note that `generation` has begun. The caller has raised it in `jobs`, and told the cause there."""
     await connection.execute(insert(Generation).values(job_id=job_id, generation=generation, cause=cause))
-    await connection.execute(update(Job).where(Job.id == job_id).values(cause=cause, blocked_by=[]))
     message = f"generation {generation} begins: {cause}"
     await record_event(connection, "generation_begun", message, (job_id, generation))
 

@@ -1,5 +1,6 @@
 """A small client of the coordinator's REST API."""
 
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -101,6 +102,7 @@ class RecoveryInfo(BaseModel):
     restored_step: int | None
     num_steps_lost: int | None
     phases_ms: dict[str, float]
+    started_at: datetime
 
 
 class EventInfo(BaseModel):
@@ -112,6 +114,11 @@ class EventInfo(BaseModel):
     node_id: str | None
     generation: int | None
     message: str
+
+    @property
+    def summary(self) -> str:
+        """The first line; what follows is the end of a log."""
+        return self.message.partition("\n")[0]
 
 
 class _EventPage(BaseModel):

@@ -67,7 +67,7 @@ class JobFollower:
             job = self._client.job(self._job_id)
             for event in self._client.events(self._seen_event, self._job_id):
                 self._seen_event = event.id
-                self._on_news(event.message)
+                self._on_news(event.summary)
         except UnavailableError as error:
             if not self._is_away:
                 self._on_news(f"the control plane cannot be reached, training goes on without it: {error}")

@@ -80,11 +80,14 @@ class ManagedProcess:
     def returncode(self) -> int | None:
         return None if self._process is None else self._process.poll()
 
-    def start(self) -> None:
-        """Raises UnavailableError if it runs already, OSError if its program cannot be executed."""
+    def start(self, env: Mapping[str, str] | None = None) -> None:
+        """Start it, with `env` added to its environment this time.
+
+        Raises UnavailableError if it runs already, OSError if its program cannot be executed.
+        """
         if self.running:
             raise UnavailableError(f"{self.name} runs already, as process {self.pid}; stop it first")
-        self._process = _spawner.submit(self._spawn).result()
+        self._process = _spawner.submit(self._spawn, env or {}).result()
 
     def wait(self, timeout_s: float) -> int:
         """Return its exit status; raises WaitTimeoutError if it has not ended after `timeout_s`."""
@@ -125,7 +128,7 @@ class ManagedProcess:
             raise UnavailableError(f"{self.name} has not been started")
         return self._process
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
+    def _spawn(self, added_env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         uid, gid = self._owner or (None, None)
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -135,7 +138,7 @@ class ManagedProcess:
                 stdout=log,
                 stderr=log,
                 cwd=self._cwd,
-                env=self._env,
+                env={**(os.environ if self._env is None else self._env), **added_env},
                 user=uid,
                 group=gid,
                 extra_groups=None if uid is None else [],

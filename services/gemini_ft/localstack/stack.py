@@ -76,6 +76,11 @@ class LocalNode:
         """Where launcher and ranks of this node write."""
         return self.directory / "logs"
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether the node's launcher knows what to preload before the next start of its ranks."""
+        return any(self.directory.glob("state/launcher/learned-*.json"))
+
 
 class LocalStack:
     """Postgres, NATS, coordinator, failure detector and `num_nodes` agents, as processes of this machine.
@@ -117,6 +122,8 @@ class LocalStack:
         """End everything and remove what was in memory; harmless when repeated."""
         for service in self._services:
             service.process.stop()
+        for node in self.nodes.values():
+            node.agent.kill()
         self._postgres.stop()
         self._nats.stop()
         self._guard.close()
@@ -208,6 +215,7 @@ class LocalStack:
         """Lose a machine: SIGKILL every process of the node and delete its memory."""
         node = self._node(name)
         kill_marked(self._node_marker(name))
+        node.agent.wait(_KILL_TIMEOUT_S)
         shutil.rmtree(node.memory)
 
     def kill_rank(self, job_id: str, rank: int) -> None:
@@ -264,6 +272,7 @@ class LocalStack:
         directory = self.directory / "nodes" / name
         directory.mkdir(parents=True, exist_ok=True)
         memory = self.memory / name
+        memory.mkdir(mode=0o700)
         argv = [
             *(sys.executable, "-m", "gemini_ft.agent"),
             *("--nats", self._nats.url, "--nats-token-file", str(self._nats_token_file)),

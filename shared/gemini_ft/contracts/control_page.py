@@ -84,6 +84,15 @@ class RankPage(_Page):
         self._set(1, int(healthy))
 
     @property
+    def damaged_step(self) -> int | None:
+        """Step whose staged bytes a holder refused because they are damaged here. Written by the agent."""
+        return self._get_step(2)
+
+    @damaged_step.setter
+    def damaged_step(self, step: int | None) -> None:
+        self._set_step(2, step)
+
+    @property
     def finished_step(self) -> int | None:
         """Newest step that the rank has finished. Written by the rank."""
         return self._get_step(8)

@@ -1,5 +1,5 @@
-"""Fixtures of the replica tests."""
+"""Fixtures of the replica fault tests."""
 
-from replica_cluster import cluster, memory_root
+from replica_cluster import memory_root
 
-__all__ = ["cluster", "memory_root"]
+__all__ = ["memory_root"]

@@ -20,7 +20,9 @@ from gemini_ft.localstack.postgres import PostgresServer
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, NatsServer]]:
     folder = tmp_path_factory.mktemp("coordinator-stack")
-    with PostgresServer(folder / "postgres") as postgres, NatsServer(folder / "nats") as nats_server:
+    # Killed processes lose nothing by this, only killed machines would.
+    settings = {"fsync": "off"}
+    with PostgresServer(folder / "postgres", settings=settings) as postgres, NatsServer(folder / "nats") as nats_server:
         yield postgres, nats_server
 
 
@@ -39,6 +41,9 @@ async def stack(servers: tuple[PostgresServer, NatsServer], request: pytest.Fixt
     await broker.ensure_verdict_stream(client)
     yield found
     await client.close()
+    connection = await asyncpg.connect(postgres.url)
+    await connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    await connection.close()
 
 
 @pytest.fixture

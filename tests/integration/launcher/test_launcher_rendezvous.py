@@ -162,6 +162,19 @@ def test_a_parked_standby_hears_that_the_job_is_closed(agents: LocalAgents, node
     assert handler.num_nodes_waiting() == 1
 
 
+def test_a_parked_standby_goes_on_learning(agents: LocalAgents) -> None:
+    polls: list[float] = []
+    link = SocketAgentLink(agents.socket_path(2), JOB, num_local_ranks=1)
+    handler = GeminiRendezvousHandler(link, JOB, while_parked=lambda: polls.append(time.monotonic()))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(handler.next_rendezvous)
+        wait_for("two polls while parked", lambda: len(polls) >= 2)
+        agents.close_job("stopped")
+        with pytest.raises(RendezvousGracefulExitError):
+            joining.result(20)
+    handler.shutdown()
+
+
 def test_an_unknown_job_is_refused(agents: LocalAgents) -> None:
     with pytest.raises(NotFoundError, match="check --job"):
         SocketAgentLink(agents.socket_path(0), "job-2", 1)

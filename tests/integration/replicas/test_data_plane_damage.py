@@ -8,6 +8,8 @@ import pytest
 from replica_cluster import PATIENCE, Cluster, eventually, shard_bytes
 from tcp_proxy import TcpProxy
 
+from gemini_ft.faults import FAULT_POINTS, arm
+
 SIZE_BYTES = 300_000
 
 ProxyFactory = Callable[..., Awaitable[TcpProxy]]
@@ -110,7 +112,24 @@ async def test_bytes_that_rot_before_they_are_sent_never_become_a_copy(
     rank.stage(1, data, index, num_chunks, num_chunks)
     rank.seal(1, index)
     await eventually("the damage to be found here", lambda: "the local copy is damaged: chunk 2" in caplog.text)
-    assert not rank.page.replication_healthy
+    assert rank.page.damaged_step == 1
     assert rank.page.sealed_everywhere_step == 0
     assert cluster.copy_at("node-1", 0, 0) == shard_bytes(0, 0, SIZE_BYTES)
     assert cluster.copy_at("node-1", 0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "point", sorted(p for p in FAULT_POINTS if p.startswith(("sender.", "receiver.", "holder.", "owner.before_ack")))
+)
+async def test_an_error_anywhere_in_a_transfer_is_got_over(cluster: Cluster, point: str) -> None:
+    await cluster.start(2)
+    await cluster.begin()
+    rank, _ = await cluster.ranks(SIZE_BYTES)
+    arm(f"{point}=raise")
+    try:
+        for step, base_step in ((0, None), (1, 0)):
+            rank.checkpoint(step, shard_bytes(0, step, SIZE_BYTES), base_step)
+            await rank.sealed_everywhere(step)
+            assert cluster.copy_at("node-1", 0, step) == shard_bytes(0, step, SIZE_BYTES)
+    finally:
+        arm(None)

@@ -184,3 +184,30 @@ async def test_a_new_recovery_during_re_replication_starts_clean(cluster: Cluste
     for _ in range(2):
         await cluster.begin(restore_step=1, lost=("node-1",))
     assert await restore(cluster, 1) in ({0: "local", 1: "local"}, {0: "local", 1: "peer"})
+
+
+async def test_a_copy_of_a_history_that_was_given_up_is_not_restored(cluster: Cluster) -> None:
+    for rank in await committed(cluster, num_nodes=2, num_standbys=1):
+        rank.die()
+    # Node 0 drops out with its version 1; the others go back to version 0 and make another version 1.
+    away = cluster.nodes["node-0"]
+    await away.service.close()
+    cluster.slots[0] = "node-2"
+    await cluster.fence(("node-1", "node-2"))
+    await cluster.assign(0, {0: ("node-1",), 1: ("node-1",)})
+    for rank in await cluster.ranks(SIZE_BYTES):
+        await rank.restored_bytes()
+        await rank.sealed_everywhere(0)
+        rank.checkpoint(1, shard_bytes(rank.rank, 99, SIZE_BYTES), 0)
+        await rank.sealed_everywhere(1)
+        rank.die()
+    # It comes back in its old slot, and its old copy is not among the plan's sources.
+    await away.start_agent()
+    cluster.slots[0] = "node-0"
+    await cluster.fence()
+    await cluster.assign(1, {0: ("node-1", "node-2"), 1: ("node-1", "node-2")})
+    for rank in await cluster.ranks(SIZE_BYTES):
+        copy, data = await rank.restored_bytes()
+        assert (copy.step, data) == (1, shard_bytes(rank.rank, 99, SIZE_BYTES))
+        await rank.sealed_everywhere(1)
+    assert cluster.copy_at("node-0", 1, 1) == shard_bytes(1, 99, SIZE_BYTES)

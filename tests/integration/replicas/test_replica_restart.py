@@ -13,7 +13,7 @@ from tcp_proxy import TcpProxy
 
 from gemini_ft.agent.replicas.service import LocalReplicaService
 from gemini_ft.contracts.buffer_format import BufferGeometry, BufferState, ShardBuffer
-from gemini_ft.contracts.errors import ConflictError, NoVersionError
+from gemini_ft.contracts.errors import ConfigurationError, ConflictError, NoVersionError
 from gemini_ft.contracts.ids import new_incarnation
 
 SIZE_BYTES = 400_000
@@ -227,3 +227,26 @@ async def test_the_former_port_is_taken_again_if_it_is_free(cluster: Cluster) ->
     third = LocalReplicaService(node.settings)
     assert (await third.start(address.port)).port == address.port
     await third.close()
+
+
+async def test_a_late_fence_of_the_running_generation_disturbs_no_rank(cluster: Cluster) -> None:
+    await cluster.start(2)
+    await cluster.begin()
+    rank, _ = await cluster.ranks(SIZE_BYTES)
+    rank.checkpoint(0, shard_bytes(0, 0, SIZE_BYTES), None)
+    await rank.sealed_everywhere(0)
+    await restart(cluster, "node-0")
+    rank.come_back(cluster.nodes["node-0"].service)
+    index = rank.begin(1, shard_bytes(0, 1, SIZE_BYTES), 0)
+    copies = await cluster.nodes["node-0"].service.fence(1)
+    assert [(held.rank, held.step) for held in copies.held] == [(0, 0)]
+    rank.stage(1, shard_bytes(0, 1, SIZE_BYTES), index, 0, rank.buffers[index].header().num_chunks)
+    rank.seal(1, index)
+    await rank.sealed_everywhere(1)
+
+
+async def test_a_memory_folder_that_is_a_link_is_refused(cluster: Cluster, memory_root: Path) -> None:
+    (memory_root / "elsewhere").mkdir()
+    (memory_root / "node-0").symlink_to(memory_root / "elsewhere")
+    with pytest.raises(ConfigurationError, match="choose one of your own"):
+        await cluster.start(1, num_replicas=1)

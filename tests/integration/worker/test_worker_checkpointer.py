@@ -23,6 +23,7 @@ from gemini_ft.contracts.errors import (
     ConfigurationError,
     FencedError,
     GeminiError,
+    IntegrityError,
     NoVersionError,
     StateError,
     UnavailableError,
@@ -334,3 +335,19 @@ def test_a_state_that_cannot_be_kept_is_refused_before_the_first_step(agent: Sol
         pytest.raises(StateError, match=r"state odd/when is a builtins\.object"),
     ):
         checkpointer.restore()
+
+
+def test_a_copy_that_rots_before_it_is_sent_ends_the_rank_and_not_the_version_before(agent: SoloAgent) -> None:
+    run = Run()
+    with run.checkpointer() as checkpointer:
+        checkpointer.restore()
+        for step in (0, 1):
+            run.train_step()
+            assert checkpointer.step(step)
+        agent.wait_for(Sealed, 1)
+        agent.refuse(0, 1)
+        run.train_step()
+        with pytest.raises(IntegrityError, match="step 1 was damaged in memory"):
+            checkpointer.step(2)
+        assert checkpointer.committed_step == 0
+    assert 0 in agent.sealed_steps(0)

@@ -46,7 +46,7 @@ def _losses(path: Path) -> dict[int, dict[int, str]]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("script", "fault"),
-    [("train_ddp.py", "rank.after_chunk:60=kill"), ("train_gpt_deepspeed.py", "rank.before_sealed:4=kill")],
+    [("train_ddp.py", "rank.after_chunk:300=kill"), ("train_gpt_deepspeed.py", "rank.before_sealed:4=kill")],
 )
 def test_an_example_that_is_killed_ends_as_if_it_had_not_been(tmp_path: Path, script: str, fault: str) -> None:
     outputs = {name: tmp_path / name for name in ("undisturbed", "killed")}

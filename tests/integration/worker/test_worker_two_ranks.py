@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gemini_ft.worker import Checkpointer
 from gemini_ft.worker.testing import SoloAgent
 
 
@@ -31,7 +33,7 @@ def _run(agent: SoloAgent, tmp_path: Path, scenario: str) -> list[dict[str, Any]
             environment = os.environ | agent.environment(rank) | {"OMP_NUM_THREADS": "1"}
             ranks.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
     try:
-        codes = [rank.wait(timeout=60) for rank in ranks]
+        codes = [rank.wait(timeout=110) for rank in ranks]
     finally:
         for rank in ranks:
             if rank.poll() is None:
@@ -60,13 +62,23 @@ def test_a_state_that_one_rank_cannot_keep_refuses_both(agent: SoloAgent, tmp_pa
     assert reports[0]["error"].startswith("rank 0: state odd/x is a builtins.object")
 
 
+def _hide_or_show_the_seal(checkpointer: Checkpointer, *, hide: bool) -> None:
+    """Let this rank's page say what an agent would that lags by one step, or does not."""
+    page, last_begun = checkpointer._client.rank_page, checkpointer._last_begun
+    deadline = time.monotonic() + 20
+    checkpointer._stager.wait()  # type: ignore[union-attr]
+    while hide and page.sealed_everywhere_step != last_begun:
+        assert time.monotonic() < deadline, f"step {last_begun} was never sealed"
+        time.sleep(0.001)
+    page.sealed_everywhere_step = None if hide else last_begun
+
+
 def _main(scenario: str, rendezvous: str, out: str) -> None:
     import torch
     import torch.distributed as dist
 
     from gemini_ft import faults
     from gemini_ft.contracts.errors import GeminiError
-    from gemini_ft.worker import Checkpointer
 
     class Odd:
         def state_dict(self) -> dict[str, Any]:
@@ -83,6 +95,8 @@ def _main(scenario: str, rendezvous: str, out: str) -> None:
         on_lag="skip" if scenario == "lag" else "wait",
         commit_wait=timedelta(seconds=20),
     )
+    if scenario == "failure" and rank == 1:
+        faults.arm("rank.before_sealed:3=raise")
     staged, error = [], ""
     try:
         checkpointer.restore()
@@ -90,18 +104,8 @@ def _main(scenario: str, rendezvous: str, out: str) -> None:
             weight.grad = torch.ones_like(weight)
             optimizer.step()
             staged.append(checkpointer.step(step))
-            if scenario == "failure" and rank == 1 and step == 1:
-                faults.arm("rank.before_sealed=raise")
             if scenario == "lag":
-                # Rank 1 hides its seal from every other agreement.
-                checkpointer._stager.wait()  # type: ignore[union-attr]
-                page = checkpointer._client.rank_page
-                while page.sealed_everywhere_step != checkpointer._last_begun:
-                    os.sched_yield()
-                if rank == 1 and step % 2 == 0:
-                    page.sealed_everywhere_step = None
-                elif rank == 1:
-                    page.sealed_everywhere_step = checkpointer._last_begun
+                _hide_or_show_the_seal(checkpointer, hide=rank == 1 and staged[-1])
     except GeminiError as raised:
         error = str(raised)
     Path(out).write_text(json.dumps({"staged": staged, "error": error}))

@@ -139,7 +139,7 @@ def test_starting_a_job_twice_asks_for_the_same_again() -> None:
     assert (
         node.start_job(start_job()) == node.start_job(start_job()) == (OpenJob(), Persist(), EnsureLauncher(), Beat())
     )
-    assert heartbeat(node).job_id == JOB
+    assert (heartbeat(node).job_id, heartbeat(node).hang_timeout_s) == (JOB, 300)
 
 
 def test_a_second_job_and_another_key_are_refused() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -155,4 +155,6 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 TestNodeMachine = NodeMachine.TestCase
-TestNodeMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestNodeMachine.settings = settings(
+    max_examples=50, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -73,8 +73,14 @@ def test_growing_files_are_followed_and_a_line_is_taken_when_it_is_whole(tmp_pat
 
     assert [(entry.step, entry.rank) for entry in logs.poll()] == [(1, 0), (0, 1)]
     assert (logs.last_step, logs.committed_step) == (0, 0)
-    assert logs.finished_in(1)
-    assert not logs.finished_in(2)
+    assert logs.first_finished_at(1) == 0.0
+    assert logs.first_finished_at(2) is None
+
+
+def test_a_generation_has_begun_to_train_when_its_last_rank_has_finished_a_step(tmp_path: Path) -> None:
+    lines = [_line(0, 0), _line(0, 1), _line(1, 0, generation=2, at=5.0), _line(1, 1, generation=3, at=6.5)]
+
+    assert _logs(tmp_path / "run", *lines, _line(2, 0, generation=2, at=9.0)).first_finished_at(2) == 6.5
 
 
 def test_a_line_that_is_no_loss_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gemini_ft.agent.actions import (
     WatchProcess,
 )
 from gemini_ft.agent.control_link import ControlLink
+from gemini_ft.agent.imports_exchange import JobImports
 from gemini_ft.agent.launch import LauncherStarter
 from gemini_ft.agent.local_requests import LocalRequests
 from gemini_ft.agent.local_server import LocalServer, default_socket_path
@@ -37,6 +39,7 @@ from gemini_ft.agent.rank_watch import ProcessWatch
 from gemini_ft.agent.records import JobRecord, NodeRecord, ProcessIdentity
 from gemini_ft.agent.replicas.interface import ReplicaService
 from gemini_ft.agent.settings import AgentSettings
+from gemini_ft.agent.tasks import end_tasks, first_to_end
 from gemini_ft.contracts.errors import ConfigurationError, GeminiError, UnavailableError
 from gemini_ft.contracts.ids import new_incarnation
 from gemini_ft.contracts.messages import (
@@ -105,18 +108,14 @@ class Agent:
             ConflictError: the coordinator refuses this node's identity.
             GeminiError: the node cannot serve at all.
         """
-        tasks: list[asyncio.Task[Any]] = []
-        try:
+        async with AsyncExitStack() as stack:
+            stack.callback(self._close_pages)
+            stack.push_async_callback(self._replicas.close)
+            stack.callback(self._watch.close)
+            stack.push_async_callback(self._end_background)
+            stack.push_async_callback(self._server.close)
             await self._start()
-            tasks = [asyncio.create_task(work) for work in (self._link.run(), self._read_pages(), stop.wait())]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in (*tasks, *self._obeying.values(), *self._background):
-                task.cancel()
-            await asyncio.gather(*tasks, *self._obeying.values(), *self._background, return_exceptions=True)
-            await self._close()
+            await first_to_end(self._link.run(), self._read_pages(), stop.wait())
 
     # ---- for the control link
 
@@ -153,6 +152,11 @@ class Agent:
             status.used_bytes,
             status.capacity_bytes,
         )
+
+    def imports(self) -> JobImports | None:
+        """See ControlNode."""
+        job = self._node.job
+        return None if job is None or job.closing is not None else self._starter.imports(job.job_id, job.spec)
 
     async def obey(self, order: Order) -> OrderReply:
         """See ControlNode. An order that is repeated while it is being carried out is carried out once."""
@@ -324,7 +328,10 @@ class Agent:
         self._observe_pages()
         job = self._node.job
         if job is not None and process == job.launcher:
-            logger.warning("launcher %d ended with %s; see %s", process.pid, code, self._starter.log_path(job.job_id))
+            level = logging.INFO if job.closing else logging.WARNING
+            logger.log(
+                level, "launcher %d ended with %s; see %s", process.pid, code, self._starter.log_path(job.job_id)
+            )
         if code is None and job is not None and job.launcher_connected and process != job.launcher:
             # Only its launcher knows how it ended; unasked, a rank that ended well would be taken for a failed one.
             self._spawn(self._report_end_later(process))
@@ -374,10 +381,10 @@ class Agent:
             self._expect_hello(self._node.job.launcher)
         logger.info("took up job %s again in generation %d", record.job_id, record.generation)
 
-    async def _close(self) -> None:
-        await self._server.close()
-        self._watch.close()
-        await self._replicas.close()
+    async def _end_background(self) -> None:
+        await end_tasks([*self._obeying.values(), *self._background])
+
+    def _close_pages(self) -> None:
         for page in (self._job_page, *self._rank_pages.values()):
             if page is not None:
                 page.close()

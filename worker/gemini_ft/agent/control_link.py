@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
+from gemini_ft.agent.imports_exchange import JobImports, exchange_imports
+from gemini_ft.agent.tasks import end_tasks, first_to_end
 from gemini_ft.contracts.errors import ConflictError, UnavailableError, from_wire
 from gemini_ft.contracts.messages import (
     Heartbeat,
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlNode(Protocol):
-    """What the link carries to and fro."""
+    """What the link carries both ways."""
 
     @property
     def node_id(self) -> str | None:
@@ -61,6 +62,9 @@ class ControlNode(Protocol):
 
     def heartbeat(self, sequence: int) -> Heartbeat | None:
         """Return the heartbeat to send now."""
+
+    def imports(self) -> JobImports | None:
+        """Return where this node's learned imports are, None without a job."""
 
     async def obey(self, order: Order) -> OrderReply:
         """Carry out an order."""
@@ -108,24 +112,23 @@ class ControlLink:
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _MAX_RETRY_S)
         finally:
-            for task in self._tasks:
-                task.cancel()
+            await end_tasks(self._tasks)
 
     async def _connect(self) -> NatsClient:
         connection = NatsClient()
-        connecting = connection.connect(
-            self._url,
-            token=self._read_token(),
-            allow_reconnect=False,
-            # Even so it tries a refused connection again by itself, by default every 2 s.
-            max_reconnect_attempts=1,
-            reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            error_cb=_note_error,
-        )
         try:
             # The library's own limit does not cover all of the handshake.
-            await asyncio.wait_for(connecting, 2 * _CONNECT_TIMEOUT_S)
+            async with asyncio.timeout(2 * _CONNECT_TIMEOUT_S):
+                await connection.connect(
+                    self._url,
+                    token=self._read_token(),
+                    allow_reconnect=False,
+                    # Even so it tries a refused connection again by itself, by default every 2 s.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=_RETRY_S,  # type: ignore[arg-type]
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    error_cb=_note_error,
+                )
         except BaseException:
             # A refused handshake leaves the socket open.
             await _close(connection)
@@ -135,11 +138,11 @@ class ControlLink:
     async def _use(self, connection: NatsClient) -> None:
         try:
             if self._node.node_id is None:
-                await _first_to_end(self._register(connection), self._ping(connection))
+                await first_to_end(self._register(connection), self._ping(connection))
                 await self._serve(connection)
             else:
                 # An agent that is known is of use although the coordinator does not answer.
-                await _first_to_end(self._register_then_wait(connection), self._serve(connection))
+                await first_to_end(self._register_then_wait(connection), self._serve(connection))
         finally:
             await _close(connection)
 
@@ -180,7 +183,11 @@ class ControlLink:
         assert node_id is not None
         await connection.subscribe(order_subject(node_id), cb=self._take_order)
         logger.info("connected to the control plane as %s", node_id)
-        await _first_to_end(self._send_heartbeats(connection, node_id), self._ping(connection))
+        await first_to_end(
+            self._send_heartbeats(connection, node_id),
+            self._ping(connection),
+            exchange_imports(connection, self._node.imports),
+        )
 
     async def _send_heartbeats(self, connection: NatsClient, node_id: str) -> None:
         while True:
@@ -188,12 +195,11 @@ class ControlLink:
             self._sequence += 1
             heartbeat = self._node.heartbeat(self._sequence)
             if heartbeat is not None:
-                await asyncio.wait_for(
-                    connection.publish(heartbeat_subject(node_id), heartbeat.model_dump_json().encode()),
-                    _PING_TIMEOUT_S,
-                )
+                async with asyncio.timeout(_PING_TIMEOUT_S):
+                    await connection.publish(heartbeat_subject(node_id), heartbeat.model_dump_json().encode())
             try:
-                await asyncio.wait_for(self._beat.wait(), self._interval_s)
+                async with asyncio.timeout(self._interval_s):
+                    await self._beat.wait()
             except TimeoutError:
                 continue
 
@@ -257,22 +263,10 @@ class _Complaint:
         self._sentence = ""
 
 
-async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends or fails, end the others, and raise what it raised."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 async def _close(connection: NatsClient) -> None:
     try:
-        await asyncio.wait_for(connection.close(), _CLOSE_TIMEOUT_S)
+        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+            await connection.close()
     except _NETWORK_ERRORS as error:
         logger.debug("closing a lost connection: %s", error)
 

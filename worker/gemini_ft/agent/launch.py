@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from gemini_ft.agent.imports_exchange import JobImports
+from gemini_ft.agent.launcher.learning import learned_path, reported_path
 from gemini_ft.agent.rank_watch import identify
 from gemini_ft.agent.records import ProcessIdentity
 from gemini_ft.contracts.errors import ConfigurationError, UnavailableError
@@ -68,6 +70,16 @@ class LauncherStarter:
     def reap(self) -> None:
         """Take note of launchers that have ended."""
         self._children = [child for child in self._children if child.poll() is None]
+
+    def imports(self, job_id: str, spec: JobSpec) -> JobImports | None:
+        """Return where the job's launcher keeps and takes learned imports; None for a job without a command."""
+        is_module = spec.command[:1] == ("-m",)
+        command = spec.command[1:] if is_module else spec.command
+        if not command:
+            return None
+        folder = self._state_dir / "launcher"
+        target = command[0] if is_module else os.path.abspath(os.path.join(spec.working_directory, command[0]))
+        return JobImports(job_id, learned_path(folder, target), reported_path(folder, job_id, str(self._socket_path)))
 
     def forget(self, job_id: str) -> None:
         """The job is closed: remove its lock."""

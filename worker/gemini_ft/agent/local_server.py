@@ -46,6 +46,7 @@ _MAX_CLIENTS = 4096
 _MAX_PARKED = 16
 _MAX_UNSENT_BYTES = 1 << 20
 _MAX_TIMEOUT_S = 3600.0
+_CLOSE_TIMEOUT_S = 2.0
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class LocalServer:
     def __init__(self, path: Path, handler: LocalHandler) -> None:
         self.path = path
         self._handler = handler
-        self._clients: set[Client] = set()
+        self._clients: dict[Client, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -128,8 +129,11 @@ class LocalServer:
         try:
             _make_private_folder(self.path.parent)
             self.path.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(self._serve, self.path)
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(os.fsencode(self.path))
+            # Before it listens, so that nobody else can have connected.
             self.path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener)
         except OSError as error:
             raise ConfigurationError(f"the agent cannot listen at {self.path}: {error.strerror}") from error
 
@@ -139,6 +143,8 @@ class LocalServer:
             self._server.close()
         for client in self._clients:
             client.close()
+        if self._clients:
+            await asyncio.wait(self._clients.values(), timeout=_CLOSE_TIMEOUT_S)
         if self._server is not None:
             await self._server.wait_closed()
             self.path.unlink(missing_ok=True)
@@ -152,7 +158,9 @@ class LocalServer:
             logger.warning("refused %s of user %d", client.name, uid)
             writer.close()
             return
-        self._clients.add(client)
+        task: asyncio.Task[None] | None = asyncio.current_task()
+        assert task is not None
+        self._clients[client] = task
         try:
             await self._read(client, reader)
         except FencedError as error:
@@ -162,7 +170,7 @@ class LocalServer:
         except ConnectionError as error:
             logger.debug("%s hung up: %s", client.name, error)
         finally:
-            self._clients.discard(client)
+            del self._clients[client]
             client.close()
             self._handler.gone(client)
             with contextlib.suppress(ConnectionError):

@@ -106,6 +106,7 @@ class Node:
             sequence=sequence,
             address=address,
             interval_s=interval_s,
+            hang_timeout_s=job.spec.hang_timeout_s if job else None,
             job_id=job.job_id if job else None,
             ordered_generation=job.generation if job else 0,
             assigned_generation=job.assigned_generation if job else 0,

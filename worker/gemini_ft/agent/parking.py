@@ -32,7 +32,8 @@ class Parking:
             if (found := look()) is not None:
                 return found
             try:
-                await asyncio.wait_for(changed.wait(), max(0.0, deadline - loop.time()))
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
             except TimeoutError:
                 return None
 

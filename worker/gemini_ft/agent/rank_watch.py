@@ -73,9 +73,11 @@ class ProcessWatch:
 
     async def wait_ended(self, processes: Collection[ProcessIdentity], limit: timedelta) -> list[ProcessIdentity]:
         """Wait until all have ended, at most `limit`; return those that have not."""
-        waiters = [self._waiters[process].wait() for process in processes if process in self._waiters]
+        waiters = [self._waiters[process] for process in processes if process in self._waiters]
         try:
-            await asyncio.wait_for(asyncio.gather(*waiters), limit.total_seconds())
+            async with asyncio.timeout(limit.total_seconds()):
+                for waiter in waiters:
+                    await waiter.wait()
         except TimeoutError:
             return [process for process in processes if process in self._pidfds]
         return []

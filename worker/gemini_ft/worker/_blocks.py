@@ -71,8 +71,8 @@ def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
 
 def block_layout(tensor: torch.Tensor) -> BlockLayout:
     """Return how `tensor` lies in its block."""
-    if tensor.numel() == 0:
-        return BlockLayout(tuple(tensor.stride()), 0, True)
+    if tensor.is_contiguous():  # by far the most, and this is asked for every tensor at every step
+        return BlockLayout(tuple(tensor.stride()), tensor.nbytes, True)
     num_elements, dense = 1, True
     for stride, size in _steps(tensor):
         dense = dense and stride == num_elements

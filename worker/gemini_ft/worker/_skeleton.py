@@ -13,6 +13,7 @@ import re
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -85,11 +86,13 @@ def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def _step(path: Path, key: object) -> Path:
-    if isinstance(key, int):
-        return (*path, str(key))
-    text = str(key)
-    return (*path, text if _PLAIN_KEY.fullmatch(text) else json.dumps(text))
+def _step(path: Path, key: str | int) -> Path:
+    return (*path, str(key) if isinstance(key, int) else _printed(key))
+
+
+@lru_cache(maxsize=1 << 16)
+def _printed(key: str) -> str:
+    return key if _PLAIN_KEY.fullmatch(key) else json.dumps(key)
 
 
 def _items(value: list[Any] | tuple[Any, ...], path: Path, hole: Any) -> list[Any]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from gemini_ft.agent.launcher.learning import report_imports
 from gemini_ft.contracts.buffer_format import ShardBuffer
-from gemini_ft.contracts.errors import ConfigurationError, FencedError, ProtocolError
+from gemini_ft.contracts.errors import ConfigurationError, FencedError, GeminiError, IntegrityError, ProtocolError
 from gemini_ft.contracts.local_protocol import Reserve, Reserved, Restored
 from gemini_ft.faults import fault_point
 from gemini_ft.worker._mapping import SharedMapping
@@ -45,8 +45,8 @@ class Checkpointer:
         optimizer: the optimizers whose `step()` alone changes parameters and their own state; found among `stateful`
             if None. What no optimizer owns is copied at the call of `step`.
         process_group: ranks of the job; the default group if None.
-        on_lag: when the version before is not committed yet, `wait` for it in the loop, at most `commit_wait`, or
-            `skip` this step at once; either way all ranks do the same.
+        on_lag: when the version before is not committed yet, `wait` for it in the loop, at most `commit_wait` and
+            once for each version, or `skip` this step at once; either way all ranks do the same.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class Checkpointer:
         self._last_begun: int | None = None
         self._last_buffer: int | None = None
         self._last_step: int | None = None
+        self._waited_for: int | None = None
         self._num_skipped = 0
         self._stall_s = 0.0
         self._imports_reported = False
@@ -146,7 +147,9 @@ class Checkpointer:
         fault_point("rank.after_agree")
         self._refuse_if_fenced()
         if agreed.failed:
-            raise self._agreement.first_error(self._stager.error) or ProtocolError("a rank failed without an error")
+            raise self._agreement.first_error(self._failure(self._stager)) or ProtocolError(
+                "a rank failed without an error"
+            )
         self._last_step = step
         current = agreed.committed_step == self._last_begun
         if current:
@@ -198,14 +201,31 @@ class Checkpointer:
         if self._on_lag == "wait" and stager.error is None:
             self._wait_for_commit()
         fault_point("rank.before_agree")
-        self._agreement.launch(self._client.rank_page.sealed_everywhere_step, failed=stager.error is not None)
+        failed = self._failure(stager) is not None
+        self._agreement.launch(self._client.rank_page.sealed_everywhere_step, failed)
+
+    def _failure(self, stager: Stager) -> GeminiError | None:
+        """Why the version begun last can never be committed."""
+        damaged_step = self._client.rank_page.damaged_step
+        if stager.error is not None or damaged_step is None or damaged_step != self._last_begun:
+            return stager.error
+        return IntegrityError(
+            f"the staged copy of step {damaged_step} was damaged in memory before it had been sent; "
+            "the version before it is whole",
+            where=f"step {damaged_step}",
+        )
 
     def _wait_for_commit(self) -> None:
+        # Once for each version: with a hung agent every step would take as long as the limit.
+        if self._waited_for == self._last_begun:
+            return
+        self._waited_for = self._last_begun
         deadline = time.monotonic() + self._commit_wait.total_seconds()
         while (
             self._client.rank_page.sealed_everywhere_step != self._last_begun
             and self._client.connected
             and self._client.rank_page.replication_healthy
+            and self._client.rank_page.damaged_step != self._last_begun
             and self._client.job_page.ordered_generation <= self._identity.generation
             and time.monotonic() < deadline
         ):

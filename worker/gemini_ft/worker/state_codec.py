@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -112,6 +113,25 @@ class FlatState:
         return Manifest(tensors=self.specs, offsets=offsets, skeleton=self.skeleton)
 
 
+@lru_cache(maxsize=1 << 17)
+def _spec(
+    path: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    num_bytes: int,
+    alias_of: int | None,
+) -> TensorSpec:
+    return TensorSpec(
+        path=path,
+        dtype=str(dtype).removeprefix("torch."),
+        shape=shape,
+        strides=strides,
+        num_bytes=num_bytes,
+        alias_of=alias_of,
+    )
+
+
 @dataclass(slots=True)
 class _Table:
     allow_meta: bool
@@ -122,36 +142,27 @@ class _Table:
     def add(self, path: _skeleton.Path, tensor: torch.Tensor) -> int:
         name = _skeleton.join(path)
         refuse_unsupported(tensor, name, allow_meta=self.allow_meta)
-        tensor = tensor.resolve_conj().resolve_neg().detach()
+        if tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.resolve_conj().resolve_neg()
+        tensor = tensor.detach()
         layout = block_layout(tensor)
         index = len(self.specs)
         alias_of = None
         if layout.num_bytes and not tensor.is_meta:
             start = tensor.storage_offset() * tensor.element_size()
-            storage = (str(tensor.device), tensor.untyped_storage().data_ptr())
             gaps = None if layout.dense else (tensor.dtype, tensor.shape, tensor.stride())
-            key = (*storage, start, layout.num_bytes, gaps)
-            if key in self._blocks:
-                alias_of = self._blocks[key]
-            else:
-                self._blocks[key] = index
-        self.specs.append(
-            TensorSpec(
-                path=name,
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                strides=layout.strides,
-                num_bytes=layout.num_bytes,
-                alias_of=alias_of,
-            )
-        )
+            key = (tensor.device, tensor.untyped_storage().data_ptr(), start, layout.num_bytes, gaps)
+            first = self._blocks.setdefault(key, index)
+            alias_of = None if first == index else first
+        self.specs.append(_spec(name, tensor.dtype, tuple(tensor.shape), layout.strides, layout.num_bytes, alias_of))
         self.tensors.append(tensor)
         return index
 
     def find_overlaps(self) -> tuple[tuple[str, str], ...]:
         found: list[tuple[str, str]] = []
         end, owner, last = 0, 0, None
-        for (*storage, start, num_bytes, gaps), index in sorted(self._blocks.items(), key=lambda item: item[0][:4]):
+        blocks = sorted(self._blocks.items(), key=lambda item: (str(item[0][0]), *item[0][1:4]))
+        for (*storage, start, num_bytes, gaps), index in blocks:
             if gaps is not None:
                 num_bytes = span_bytes(self.tensors[index])
             if storage == last and start < end:

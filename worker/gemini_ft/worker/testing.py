@@ -139,6 +139,11 @@ class SoloAgent:
             ):
                 raise WaitTimeoutError.of(f"{kind.__name__} of step {step}", timeout_s)
 
+    def refuse(self, rank: int, step: int) -> None:
+        """Say that a holder refused what was staged of `step`, because it is damaged here."""
+        with self._page(rank) as page:
+            page.damaged_step = step
+
     def close(self) -> None:
         """Stop and unmap."""
         self.stop()

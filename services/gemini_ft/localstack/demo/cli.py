@@ -9,6 +9,7 @@ import typer
 __all__ = ["demo"]
 
 _DEFAULT_STEPS = 120
+_PLAIN_WIDTH = 160
 
 
 def demo(
@@ -29,6 +30,8 @@ def demo(
     from gemini_ft.localstack.stack import LocalStack
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PLAIN_WIDTH)
     settings = DemoSettings(num_steps=steps, seed=seed)
 
     def before_close(stack: LocalStack) -> None:

@@ -18,15 +18,14 @@ from gemini_ft.contracts.errors import ConfigurationError, UnavailableError
 from gemini_ft.contracts.messages import JobOutcome, JobSpec
 from gemini_ft.localstack.demo.losses import LossLogs, differing_steps
 from gemini_ft.localstack.demo.observe import JobObserver
-from gemini_ft.localstack.demo.records import DemoRecord, DrillRecord, StallRecord
-from gemini_ft.localstack.demo.scenario import DRILLS, DrillFailedError, Stage
+from gemini_ft.localstack.demo.records import ALL_RANKS, DemoRecord, DrillRecord, StallRecord
+from gemini_ft.localstack.demo.scenario import DRILLS, Drill, DrillFailedError, Stage
 from gemini_ft.localstack.demo.view import DemoView
 from gemini_ft.localstack.processes import ManagedProcess
 from gemini_ft.localstack.stack import LocalStack
 
 __all__ = ["DemoSettings", "run_demo"]
 
-_EXAMPLE = "train_gpt_deepspeed.py"
 _POLL_S = 0.02
 _START_TIMEOUT_S = 300.0
 _ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
@@ -34,9 +33,13 @@ _ENVIRONMENT = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class DemoSettings:
-    """How large the demo is."""
+    """What is trained, how large the cluster is, and what is broken."""
 
     num_steps: int
+    step_s: float = 0.25
+    """A step of the disturbed run takes at least this long, so that a fast machine needs no more steps."""
+    example: str = "train_gpt_deepspeed.py"
+    drills: tuple[Drill, ...] = DRILLS
     seed: int = 0
     num_nodes: int = 4
     num_standbys: int = 1
@@ -80,8 +83,8 @@ def run_demo(settings: DemoSettings, view: DemoView, *, before_close: Callable[[
 
 
 def find_example(name: str) -> Path:
-    """An example's script: installed beside this module, or in the clone that this module is part of."""
-    for folder in (Path(__file__).parent / "examples", Path(__file__).parents[4] / "examples"):
+    """An example's script: of the clone that this module is part of, or installed with it."""
+    for folder in (Path(__file__).parents[4] / "examples", Path(sys.prefix) / "share" / "gemini-ft" / "examples"):
         if (folder / name).is_file():
             return folder / name
     raise ConfigurationError(f"the example {name} is missing from this installation; install gemini-ft again")
@@ -90,15 +93,13 @@ def find_example(name: str) -> Path:
 def _disturbed_run(settings: DemoSettings, stack: LocalStack, view: DemoView) -> tuple[JobObserver, list[DrillRecord]]:
     losses = LossLogs(stack.directory / "disturbed.losses", settings.num_nodes)
     with stack.client() as client:
-        view.say(
-            f"training {_EXAMPLE} with DeepSpeed ZeRO-3 on {settings.num_nodes} ranks, m = {settings.num_replicas}"
-        )
+        view.say(f"training {settings.example} on {settings.num_nodes} ranks, m = {settings.num_replicas}")
         job = client.create_job(_spec(settings, stack.directory / "disturbed"))
         observer = JobObserver(stack, client, job, losses)
         stage = Stage(stack, client, observer, on_look=lambda: view.look(observer))
         stage.wait(lambda: observer.losses.last_step >= 0, "the first step", _START_TIMEOUT_S)
         records = []
-        for drill in DRILLS:
+        for drill in settings.drills:
             view.say(f"({drill.key}) {drill.title}")
             records.append(drill.perform(stage, drill))
             view.drill_done(records[-1])
@@ -112,7 +113,7 @@ def _disturbed_run(settings: DemoSettings, stack: LocalStack, view: DemoView) ->
 def _spec(settings: DemoSettings, out: Path) -> JobSpec:
     return JobSpec(
         name="demo",
-        command=(str(find_example(_EXAMPLE)), *_arguments(settings, out)),
+        command=(str(find_example(settings.example)), *_arguments(settings, out), "--pace", str(settings.step_s)),
         working_directory=str(out.parent),
         environment=_ENVIRONMENT,
         num_nodes=settings.num_nodes,
@@ -134,7 +135,7 @@ def _undisturbed_run(settings: DemoSettings, stack: LocalStack, view: DemoView) 
     torchrun = ManagedProcess(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(settings.num_nodes), str(find_example(_EXAMPLE))),
+            *("--nproc-per-node", str(settings.num_nodes), str(find_example(settings.example))),
             *(*_arguments(settings, out), "--no-checkpoint"),
         ],
         name="undisturbed run",
@@ -158,7 +159,7 @@ def _undisturbed_run(settings: DemoSettings, stack: LocalStack, view: DemoView) 
 def _digests(path: Path) -> dict[str, str]:
     found = json.loads(path.read_text())
     ranks = {f"rank {rank}": digest for rank, digest in enumerate(found["ranks"])}
-    return {"all ranks": found["combined"], **ranks}
+    return {ALL_RANKS: found["combined"], **ranks}
 
 
 def _stall(observer: JobObserver, reference: LossLogs) -> StallRecord | None:

@@ -14,7 +14,10 @@ __all__ = ["LossLine", "LossLogs", "differing_steps"]
 
 @dataclass(frozen=True)
 class LossLine:
-    """One finished step of one rank; `loss` is a hexadecimal float, so that nothing is rounded."""
+    """One finished step of one rank; `loss` is a hexadecimal float, so that nothing is rounded.
+
+    `at` is this machine's monotonic clock, which all of its processes share.
+    """
 
     step: int
     rank: int
@@ -61,9 +64,15 @@ class LossLogs:
         """Newest version that some rank said to be committed; -1 before the first."""
         return max((line.committed_step for line in self.lines if line.committed_step is not None), default=-1)
 
-    def finished_in(self, generation: int) -> bool:
-        """Whether every rank has finished a step in `generation` or a newer one."""
-        return all(lines and lines[-1].generation >= generation for lines in self._of_rank)
+    def first_finished_at(self, generation: int) -> float | None:
+        """When all ranks had finished a step in `generation` or a newer one; None if some has not yet."""
+        moments = []
+        for lines in self._of_rank:
+            first = next((line.at for line in lines if line.generation >= generation), None)
+            if first is None:
+                return None
+            moments.append(first)
+        return max(moments, default=None)
 
     @property
     def num_redone(self) -> int:

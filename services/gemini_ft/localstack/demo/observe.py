@@ -1,14 +1,13 @@
 """What the demo sees of the running job: the losses that the ranks write, the API, and the memory folders."""
 
-import mmap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemini_ft.contracts.buffer_format import ShardBuffer
+from gemini_ft.contracts.buffer_format import HEADER_PAGE_BYTES, BufferGeometry, ShardBuffer
 from gemini_ft.contracts.control_page import CONTROL_PAGE_BYTES
-from gemini_ft.contracts.errors import ProtocolError, UnavailableError
+from gemini_ft.contracts.errors import CapacityError, ProtocolError, UnavailableError
 from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo, RankInfo
 from gemini_ft.localstack.demo.losses import LossLogs
 from gemini_ft.localstack.demo.records import MemoryRecord
@@ -18,6 +17,7 @@ __all__ = ["JobObserver", "Stalls", "memory_of", "shard_bytes"]
 
 _API_PERIOD_S = 0.2
 _MEMORY_PERIOD_S = 0.5
+_HEADER_ONLY = BufferGeometry(capacity_bytes=0, chunk_bytes=1, manifest_capacity_bytes=0)
 
 
 @dataclass
@@ -117,15 +117,14 @@ def shard_bytes(memory: Path) -> int:
 
 
 def _data_bytes(path: Path) -> int:
+    """What the header of a buffer says; 0 if it is none, or is being written."""
     try:
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping,
-            memoryview(mapping) as view,
-        ):
-            return ShardBuffer.open(view).header().data_bytes
-    except (FileNotFoundError, ProtocolError):
-        return 0  # removed meanwhile, or not a buffer
+        # A copy of the page: a mapping of a file that is being replaced could end this process.
+        with path.open("rb") as file:
+            page = file.read(HEADER_PAGE_BYTES)
+        return ShardBuffer(memoryview(page), _HEADER_ONLY).header().data_bytes
+    except (FileNotFoundError, CapacityError, ProtocolError):
+        return 0
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:

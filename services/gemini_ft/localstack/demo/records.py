@@ -4,7 +4,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["DemoRecord", "DrillRecord", "MemoryRecord", "StallRecord"]
+__all__ = ["ALL_RANKS", "DETECT", "SET_UP", "DemoRecord", "DrillRecord", "MemoryRecord", "StallRecord"]
+
+ALL_RANKS = "all ranks"
+"""Name of the digest over all ranks, beside those of each."""
+
+DETECT = "detect"
+"""Phase from the failure to the fence."""
+SET_UP = "set_up"
+"""Phase in which the script builds model and engine, until it asks for its state; what the other phases leave."""
 
 
 class _Record(BaseModel):
@@ -14,8 +22,8 @@ class _Record(BaseModel):
 class DrillRecord(_Record):
     """One drill: what was broken, and what it cost.
 
-    `step_after_ms` runs from the first SIGKILL to the end of the first step that all ranks have finished after it, as
-    the demo saw both; the phases are the coordinator's. Drills that stop no training have neither.
+    `step_after_ms` runs from the first SIGKILL to the end of the first step that all ranks have finished after it,
+    and is the sum of the phases; drills that stop no training have neither.
     """
 
     key: str

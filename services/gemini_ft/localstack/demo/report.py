@@ -6,15 +6,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gemini_ft.localstack.demo.records import DemoRecord, DrillRecord
+from gemini_ft.localstack.demo.records import ALL_RANKS, DETECT, SET_UP, DemoRecord, DrillRecord
 
 __all__ = ["render_report"]
 
 _PHASES = {
-    "detect": "detect",
+    DETECT: "detect",
     "fence": "fence",
     "plan": "plan",
     "re_rendezvous": "re-rendezvous",
+    SET_UP: "set up",
+    "reserve": "reserve",
     "fetch": "fetch",
     "load": "load",
     "first_step": "first step",
@@ -23,7 +25,7 @@ _PHASES = {
 
 def render_report(record: DemoRecord) -> RenderableType:
     """Everything that `record` shows, as tables and a verdict."""
-    return Group(_failures(record), *_figures(record), _comparison(record), _verdict(record))
+    return Group(_failures(record), *_figures(record), *_comparison(record), _verdict(record))
 
 
 def _failures(record: DemoRecord) -> Table:
@@ -73,14 +75,10 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 20):.1f}"
 
 
-def _comparison(record: DemoRecord) -> Table:
-    table = Table(title="Final model and optimizer state (xxh3-128)", title_justify="left")
-    table.add_column("")
-    table.add_column("disturbed run")
-    table.add_column("undisturbed run")
-    for name in sorted(record.digests.keys() | record.reference_digests.keys()):
-        table.add_row(name, record.digests.get(name, "missing"), record.reference_digests.get(name, "missing"))
-    return table
+def _comparison(record: DemoRecord) -> Iterator[Text]:
+    yield Text("Digest of the final model and optimizer state of all ranks (xxh3-128):")
+    for name, digests in (("disturbed run", record.digests), ("undisturbed run", record.reference_digests)):
+        yield Text(f"  {name:<15}  {digests.get(ALL_RANKS, 'missing')}", style="bold")
 
 
 def _verdict(record: DemoRecord) -> Text:

@@ -76,7 +76,7 @@ class DemoView:
         for event in observer.events:
             if event.id > self._told_event:
                 self._told_event = event.id
-                self._print(f"  {event.message}")
+                self._print(f"  {event.summary}")
         if now - self._told_at >= _PROGRESS_S:
             self._told_at = now
             losses = observer.losses
@@ -85,7 +85,8 @@ class DemoView:
             )
 
     def _print(self, text: str) -> None:
-        self._console.print(Text(f"[{time.monotonic() - self._began_at:6.1f} s] {text}"))
+        line = Text(f"[{time.monotonic() - self._began_at:6.1f} s] {text}")
+        self._console.print(line, no_wrap=True, overflow="ellipsis")
 
 
 def render(observer: JobObserver, num_steps: int, status: str) -> RenderableType:
@@ -121,4 +122,4 @@ def _nodes(observer: JobObserver) -> Table:
 
 
 def _events(observer: JobObserver) -> Text:
-    return Text("\n".join(event.message for event in observer.events[-_NUM_EVENTS_SHOWN:]), style="dim")
+    return Text("\n".join(event.summary for event in observer.events[-_NUM_EVENTS_SHOWN:]), style="dim")

@@ -18,7 +18,15 @@ from typing import Any
 
 from gemini_ft.contracts.errors import ProtocolError
 
-__all__ = ["LEARNED_IMPORTS_ENV", "importable_names", "learned_path", "read_names", "report_imports", "write_names"]
+__all__ = [
+    "LEARNED_IMPORTS_ENV",
+    "importable_names",
+    "learned_path",
+    "read_names",
+    "report_imports",
+    "reported_path",
+    "write_names",
+]
 
 LEARNED_IMPORTS_ENV = "GEMINI_FT_LEARNED_IMPORTS"
 
@@ -76,6 +84,11 @@ def learned_path(state_dir: Path, target: str) -> Path:
     """Return where the names of `target` (a script's path or a module's name) are kept for this Python."""
     identity = "\n".join([target, sys.version, sys.prefix])
     return state_dir / f"learned-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json"
+
+
+def reported_path(state_dir: Path, job_id: str, agent_socket: str) -> Path:
+    """Return where names are left for the launcher of a job on the node of `agent_socket`; it takes the file away."""
+    return state_dir / f"reported-{job_id}-{hashlib.sha256(agent_socket.encode()).hexdigest()[:8]}.json"
 
 
 def write_names(path: Path, names: list[str]) -> None:

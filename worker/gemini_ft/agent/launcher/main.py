@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import logging
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from gemini_ft.agent.launcher.cold_start import ColdStarter
 from gemini_ft.agent.launcher.entry import RankOrder
-from gemini_ft.agent.launcher.learning import learned_path
+from gemini_ft.agent.launcher.learning import learned_path, reported_path
 from gemini_ft.agent.launcher.rank_process import RankStarter
 from gemini_ft.agent.launcher.warm_server import WarmStarter
 from gemini_ft.contracts.errors import ConfigurationError, GeminiError
@@ -43,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--start-method",
         choices=["learn", "warm", "cold"],
-        default="learn",
+        default=os.environ.get("GEMINI_FT_START_METHOD", "learn"),
         help="learn: fork from a server that preloads what the script imports (default); "
         "warm: preload torch only; cold: a new interpreter for each rank",
     )
@@ -107,8 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     else:
         state_dir = args.state_dir or _default_state_dir()
         state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        socket_digest = hashlib.sha256(args.agent_socket.encode()).hexdigest()[:8]
-        reported = state_dir / f"reported-{args.job}-{socket_digest}.json"
+        reported = reported_path(state_dir, args.job, args.agent_socket)
         starter = WarmStarter(log_dir, learned_path(state_dir, identity), reported)
     try:
         return _supervise(args, template, starter, log_dir, reported)
@@ -133,7 +131,8 @@ def _supervise(
     from gemini_ft.agent.launcher.rendezvous import GeminiRendezvousHandler
 
     link = SocketAgentLink(os.environ["GEMINI_FT_AGENT_SOCKET"], args.job, args.nproc_per_node)
-    handler = GeminiRendezvousHandler(link, args.job)
+    # A standby's server learns what the other nodes' ranks import while it waits for a slot.
+    handler = GeminiRendezvousHandler(link, args.job, while_parked=starter.poll)
     agent = GeminiElasticAgent(
         handler, starter, template, args.nproc_per_node, RankLogs(log_dir, frozenset(args.tee)), reported
     )

@@ -33,7 +33,7 @@ from gemini_ft.contracts.errors import GeminiError, JobClosedError, WaitTimeoutE
 
 __all__ = ["GeminiRendezvousHandler", "create_handler_factory"]
 
-_PARK = timedelta(seconds=60)
+_PARK = timedelta(seconds=1)
 _ASK = timedelta(seconds=1)
 _CONNECT_S = 1.0
 _NUM_KEPT_STORES = 2
@@ -52,6 +52,7 @@ class GeminiRendezvousHandler(RendezvousHandler):
         link: the line to the agent; closed by `shutdown`.
         store_timeout: longest wait for the store of a generation that stays the newest one.
         store_io_timeout: longest single operation on a store.
+        while_parked: called about once a second while this node has nothing to run.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class GeminiRendezvousHandler(RendezvousHandler):
         job_id: str,
         store_timeout: timedelta = timedelta(minutes=10),
         store_io_timeout: timedelta = timedelta(seconds=60),
+        while_parked: Callable[[], None] = lambda: None,
     ) -> None:
         self.link = link
         self.closed: JobClosedError | None = None
         self._job_id = job_id
         self._store_timeout = store_timeout
         self._store_io_timeout = store_io_timeout
+        self._while_parked = while_parked
         self._assignment: Assignment | None = None
         # A store is dropped two generations later: until then ranks of other nodes may not have heard of their end.
         self._stores: deque[TCPStore] = deque(maxlen=_NUM_KEPT_STORES)
@@ -144,7 +147,8 @@ class GeminiRendezvousHandler(RendezvousHandler):
             try:
                 return self.link.next_assignment(after, _PARK)
             except WaitTimeoutError as error:
-                logger.info("still parked: %s", error)
+                logger.debug("still parked: %s", error)
+                self._while_parked()
 
     def _join_store(self, assignment: Assignment) -> tuple[TCPStore, str, int]:
         if assignment.group_rank == 0:

@@ -68,9 +68,8 @@ class DataServer:
         self._settings = settings
         self._job = job
         self._listener: socket.socket | None = None
-        self._acceptor: asyncio.Task[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._num_pending = 0
+        self._in_challenge: set[Connection] = set()
 
     def start(self, preferred_port: int | None) -> Address:
         """Listen on `preferred_port` if that is free, else on any port."""
@@ -80,7 +79,7 @@ class DataServer:
             if not preferred_port:
                 raise
             self._listener = _listen(self._settings.host, 0)
-        self._acceptor = asyncio.create_task(self._accept(self._listener), name="data plane")
+        self._watch(self._listener)
         return Address(host=self._settings.host, port=self._listener.getsockname()[1])
 
     async def close_connections(self) -> None:
@@ -92,37 +91,43 @@ class DataServer:
 
     async def close(self) -> None:
         """Stop listening and end all connections."""
-        if self._acceptor is not None:
-            self._acceptor.cancel()
-            await asyncio.gather(self._acceptor, return_exceptions=True)
         if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
+            self._listener = None
         await self.close_connections()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listener)
-            except OSError as error:
-                _log.error("the data plane cannot accept a connection: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-                continue
-            if self._num_pending >= self._settings.max_pending_handshakes:
-                _log.warning("%s:%d was turned away: too many connections are in the challenge", *address[:2])
-                sock.close()
-                continue
-            self._num_pending += 1
-            connection = Connection(
-                sock, f"{address[0]}:{address[1]}", self._settings.chunk_timeout, self._settings.keepalive_idle
-            )
-            task = asyncio.create_task(self._run(connection), name=f"peer {connection.peer}")
-            self._connections.add(task)
-            task.add_done_callback(partial(self._ended, connection))
+    def _watch(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.error("the data plane cannot accept a connection: %s", error)
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(listener)
+            loop.call_later(_ACCEPT_PAUSE_S, self._watch, listener)
+            return
+        if len(self._in_challenge) >= self._settings.max_pending_handshakes:
+            _log.warning("%s:%d was turned away: too many connections are in the challenge", *address[:2])
+            sock.close()
+            return
+        connection = Connection(
+            sock, f"{address[0]}:{address[1]}", self._settings.chunk_timeout, self._settings.keepalive_idle
+        )
+        self._in_challenge.add(connection)
+        task = asyncio.create_task(self._run(connection), name=f"peer {connection.peer}")
+        self._connections.add(task)
+        task.add_done_callback(partial(self._ended, connection))
 
     def _ended(self, connection: Connection, task: asyncio.Task[None]) -> None:
         # Here and not in the task, which may be cancelled before it has begun.
         connection.close()
+        self._in_challenge.discard(connection)
         self._connections.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s ended by an unexpected error", task.get_name(), exc_info=error)
@@ -151,7 +156,7 @@ class DataServer:
         except TimeoutError:
             raise WaitTimeoutError.of(f"the challenge of {connection.peer}", self._settings.connect_timeout) from None
         finally:
-            self._num_pending -= 1
+            self._in_challenge.discard(connection)
 
     async def _serve(self, connection: Connection, job: Job) -> None:
         peer = _Peer(connection.node_id, job, self._settings)

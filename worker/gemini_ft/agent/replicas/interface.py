@@ -1,7 +1,7 @@
 """What the agent needs of checkpoint memory.
 
-One ReplicaService lives in an agent. It owns the tmpfs folder and the data plane, and never talks to the control plane. All methods
-run on the agent's event loop; work that would block the loop goes to threads inside.
+One ReplicaService lives in an agent. It owns the tmpfs folder and the data plane, and never talks to the control
+plane. All methods run on the agent's event loop; work that would block the loop goes to threads inside.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class VerifiedCopies:
 
 @dataclass(frozen=True, slots=True)
 class RestorableCopy:
-    """Buffer `buffer` of a rank holds a verified copy of `step`; `source` is `local` or `peer`. No step: start from zero."""
+    """Buffer `buffer` of a rank holds a verified copy of `step`; `source` is `local` or `peer`.
+
+    No step means: start from zero.
+    """
 
     step: int | None
     buffer: int | None
@@ -58,14 +61,16 @@ class ReplicaService(Protocol):
     async def fence(self, generation: int) -> VerifiedCopies:
         """Refuse every older generation from now on, then check every byte of the sealed copies and report them.
 
-        The caller has already ended the ranks of this node. A buffer that some process still locks is replaced by a copy in a new
-        file, so that a rank which could not be ended writes into nothing. Idempotent for one generation.
+        The caller has already ended the ranks of this node. A buffer that some process still locks is replaced by a
+        copy in a new file, so that a rank which could not be ended writes into nothing. Idempotent for one generation.
         """
 
     async def assign(self, assign: Assign) -> None:
-        """Carry out a recovery plan: discard copies newer than the restored step, fetch what the own ranks lack, re-replicate.
+        """Carry out a recovery plan: discard copies newer than the restored step, fetch what the own ranks lack,
+        re-replicate.
 
-        Returns when the plan is taken, not when the transfers are through. With the same generation again: take new addresses.
+        Returns when the plan is taken, not when the transfers are through. With the same generation again: take new
+        addresses.
 
         Raises:
             FencedError: the plan is older than the fence.
@@ -81,7 +86,9 @@ class ReplicaService(Protocol):
     async def reserve(
         self, rank: int, world_size: int, data_bytes: int, manifest_bytes: int, timeout: timedelta
     ) -> tuple[Path, Path]:
-        """Set aside both buffers of a local rank, here and on all its holders; buffers that fit and hold a version are kept.
+        """Set aside both buffers of a local rank, here and on all its holders.
+
+        Buffers that fit and hold a version are kept.
 
         Raises:
             CapacityError: too little memory here or on a holder; the sentence names node, number and knob.

@@ -173,9 +173,8 @@ class OwnedShard:
 
     @property
     def healthy(self) -> bool:
-        """True while every holder is connected and what was staged last is fit to be sent."""
-        damaged = self._filling is not None and self._filling.damaged
-        return not damaged and all(holder.connected for holder in self._holders.values())
+        """True while every holder is connected."""
+        return all(holder.connected for holder in self._holders.values())
 
     @property
     def whole(self) -> bool:
@@ -187,6 +186,8 @@ class OwnedShard:
         """Write to the rank's control page what is known."""
         page = self._pages.get(self.rank)
         if page is not None:
+            filling = self._filling
+            page.damaged_step = filling.step if filling is not None and filling.damaged else None
             page.replication_healthy = self.healthy
             page.sealed_everywhere_step = self.sealed_everywhere_step
 

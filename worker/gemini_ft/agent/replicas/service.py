@@ -23,6 +23,7 @@ from gemini_ft.agent.replicas.store import ReplicaStore
 from gemini_ft.contracts.buffer_format import BufferGeometry
 from gemini_ft.contracts.data_protocol import AskStore, ReserveReplica, StoreIs
 from gemini_ft.contracts.errors import (
+    CapacityError,
     ConflictError,
     FencedError,
     GeminiError,
@@ -95,6 +96,9 @@ class LocalReplicaService:
         async with self._ordering:
             if self._inventory is not None and self._inventory[0] == generation:
                 return self._inventory[1]
+            if job.plan is not None and job.plan.generation == generation:
+                # An order that comes late: its generation is under way, and its ranks may be writing.
+                return await job.store.verify()
             await self._end_generation()
             for rank in job.store.ranks:
                 await job.store.replace_locked(rank)
@@ -115,8 +119,10 @@ class LocalReplicaService:
             await self._end_generation()
             job.fence = assign.generation
             job.store.discard_rolled_back(assign.restore_step, assign.generation)
+            if self._inventory is not None and self._inventory[0] == assign.generation:
+                self._discard_unknown(job, assign)
             job.plan = assign
-            self._drop_unneeded(job, assign)
+            await self._drop_unneeded(job, assign)
             for rank in job.own_ranks:
                 self._start_rank(job, assign, rank)
             job.changes.notify()
@@ -142,27 +148,16 @@ class LocalReplicaService:
             data_bytes=data_bytes,
             manifest_bytes=manifest_bytes,
         )
-        geometry = BufferGeometry.for_shard(data_bytes, manifest_bytes, self._settings.chunk_bytes)
+        reserving = [asyncio.ensure_future(self._reserve_here(job, local, request, timeout))]
+        for node_id in job.holders(rank):
+            reserving.append(asyncio.ensure_future(self._reserve_replica(job, node_id, request, timeout)))
         try:
-            async with asyncio.timeout(timeout.total_seconds()):
-                # The files may change while a shard is fetched into them; the rank must map what stays.
-                await asyncio.wait({local.restoring})
-                self._require_rank(rank, local.shard.generation)
-                try:
-                    pair = await job.store.reserve(rank, world_size, geometry)
-                except GeminiError as error:
-                    raise type(error)(f"{job.credentials.node_id}: {error}", **error.facts) from None
-        except TimeoutError:
-            raise WaitTimeoutError.of(f"memory for rank {rank} on {job.credentials.node_id}", timeout) from None
-        reservations = [
-            asyncio.ensure_future(self._reserve_replica(job, node_id, request, timeout))
-            for node_id in job.holders(rank)
-        ]
-        try:
-            await asyncio.gather(*reservations)
+            await asyncio.gather(*reserving)
         finally:
-            for reservation in reservations:
+            for reservation in reserving:
                 reservation.cancel()
+        pair = job.store.pair(rank)
+        assert pair is not None
         return pair[0].path, pair[1].path
 
     async def restorable_copy(self, rank: int, timeout: timedelta) -> RestorableCopy:
@@ -247,7 +242,7 @@ class LocalReplicaService:
             job, self._job = self._job, None
             if job is not None:
                 await self._leave(job)
-                job.store.remove()
+                await job.store.remove()
 
     async def close(self) -> None:
         """See `ReplicaService`."""
@@ -309,11 +304,37 @@ class LocalReplicaService:
         headers = [buffer_file.header() for buffer_file in job.store.pair(rank) or ()]
         return any(header is not None and header.generation == generation for header in headers)
 
-    def _drop_unneeded(self, job: Job, plan: Assign) -> None:
+    @staticmethod
+    def _discard_unknown(job: Job, plan: Assign) -> None:
+        """Discard copies of the restored step that the plan does not count on: they are of a history that was given up.
+
+        Only where this life of the agent has told the plan's maker what it holds: a later one may hold what was fetched
+        since.
+        """
+        for rank, sources in plan.sources.items():
+            if job.credentials.node_id not in sources:
+                for _, buffer_file, copy in job.store.copies(rank):
+                    if copy.step == plan.restore_step:
+                        buffer_file.discard()
+
+    async def _drop_unneeded(self, job: Job, plan: Assign) -> None:
         """Free the memory of shards that the plan keeps elsewhere, unless somebody is to fetch them from here."""
-        for rank in set(job.store.ranks) - job.held_ranks:
-            if job.credentials.node_id not in plan.sources.get(rank, ()):
-                job.store.drop(rank)
+        unneeded = set(job.store.ranks) - job.held_ranks
+        await job.store.drop(*(rank for rank in unneeded if job.credentials.node_id not in plan.sources.get(rank, ())))
+
+    async def _reserve_here(self, job: Job, local: _LocalRank, request: ReserveReplica, timeout: timedelta) -> None:
+        geometry = BufferGeometry.for_shard(request.data_bytes, request.manifest_bytes, self._settings.chunk_bytes)
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                # The files may change while a shard is fetched into them; the rank must map what stays.
+                await asyncio.wait({local.restoring})
+                self._require_rank(request.rank, request.generation)
+                await job.store.reserve(request.rank, request.world_size, geometry)
+        except CapacityError as error:
+            raise CapacityError(f"{job.credentials.node_id}: {error}", **error.facts) from None
+        except TimeoutError:
+            what = f"memory for rank {request.rank} on {job.credentials.node_id}"
+            raise WaitTimeoutError.of(what, timeout) from None
 
     async def _reserve_replica(self, job: Job, node_id: str, request: ReserveReplica, timeout: timedelta) -> None:
         last_error = "no attempt was made"

@@ -1,0 +1,115 @@
+"""`gemini-ft run`: the exit code is the job's, the output is the ranks', and the cluster goes with the command."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gemini_ft.localstack.stack import LocalStack
+from gemini_ft.localstack.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(240)
+
+COMMAND = [sys.executable, "-m", "gemini_ft.cli.main", "run"]
+GREETING = "import os, sys; print('hello from', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:])\n"
+
+
+def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=200)
+
+
+@contextmanager
+def _started(directory: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    with process:
+        yield process
+        process.kill()
+
+
+def _leftovers(owner: int) -> list[str]:
+    """Processes and memory folders of the cluster that process `owner` has brought up."""
+    left = [str(path) for path in Path("/dev/shm").glob(f"gemini-ft-{owner}-*")]
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("GEMINI_FT_RUN", "").startswith(f"{owner}-"):
+                left.append(f"{process.pid} {' '.join(process.cmdline())}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return left
+
+
+def test_a_script_runs_on_all_ranks_and_its_arguments_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "greet.py").write_text(GREETING)
+
+    done = _run(tmp_path, "--standalone", "--nproc-per-node", "2", "greet.py", "--nodes", "7")
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] hello from {rank} of 2 --nodes 7" for rank in range(2)]
+
+
+def test_a_script_that_keeps_failing_fails_the_job(tmp_path: Path) -> None:
+    (tmp_path / "fail.py").write_text("raise SystemExit('no data set')\n")
+
+    done = _run(tmp_path, "--standalone", "fail.py")
+
+    assert done.returncode == 1
+    assert "[rank 0] no data set" in done.stdout
+    assert "the job has failed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train.py"], "either --standalone, or --api URL"),
+        (["--standalone", "--api", "http://127.0.0.1:1", "train.py"], "either --standalone, or --api URL"),
+        (["--standalone", "train.py"], "there is no script train.py in"),
+        (["--api", "http://127.0.0.1:1", "train.py"], "give --token-file"),
+        (["--api", "http://127.0.0.1:1", "--token-file", "none", "train.py"], "the token file none cannot be read"),
+    ],
+)
+def test_bad_arguments_are_refused_with_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    done = _run(tmp_path, *arguments)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert sentence in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_an_interrupted_or_killed_command_leaves_nothing_behind(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "wait.py").write_text("print('waiting', flush=True)\nimport time\ntime.sleep(3600)\n")
+    with _started(tmp_path, "--standalone", "wait.py") as process:
+        assert process.stdout is not None
+        seen = next((line for line in process.stdout if "waiting" in line), None)
+        assert seen == "[rank 0] waiting\n"
+        assert _leftovers(process.pid)
+
+        process.send_signal(number)
+
+        assert process.wait(60) == code
+    wait_until(lambda: not _leftovers(process.pid), "the cluster to go with its command", 30.0)
+
+
+def test_a_running_cluster_takes_jobs(tmp_path: Path) -> None:
+    (tmp_path / "greet.py").write_text(GREETING + f"open(f'{tmp_path}/rank-' + os.environ['RANK'], 'w').close()\n")
+    with LocalStack(tmp_path / "stack", num_nodes=1) as stack:
+        known = ["--api", stack.url, "--token-file", str(stack.api_token_file)]
+
+        done = _run(tmp_path, *known, "--nproc-per-node", "2", "greet.py")
+        (tmp_path / "guessed").write_text("guessed")
+        refused = _run(tmp_path, "--api", stack.url, "--token-file", "guessed", "greet.py")
+
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.glob("rank-*")} == {"rank-0", "rank-1"}
+    assert (refused.returncode, "the bearer token is wrong" in refused.stderr) == (2, True)
+    assert os.environ.get("GEMINI_FT_RUN") is None
