@@ -68,7 +68,7 @@ def test_nothing_but_a_recovery_needs_the_control_plane(job: LiveJob) -> None:
     job.stack.kill_control_plane()
     job.wait_steps(40, "steps and commits without a control plane")
     job.stack.start_control_plane()
-    job.wait("the control plane to see the job run", lambda: job.is_whole)
+    job.wait("the control plane to see the job run", lambda: job.is_seen_whole)
     assert job.generation == mark.generation, f"there was a recovery: {job.info.cause}"
     job.kill_rank(0)
     job.recovered(mark)

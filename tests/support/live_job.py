@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,9 +165,7 @@ class LiveJob:
         """Names of the standbys whose heartbeats show that they know the job, in the order in which they are taken."""
         knowing = {node.node_id: node for node in self.api.nodes() if node.job_id == self.job_id}
         return [
-            knowing[node_id].name
-            for node_id in self.info.standbys
-            if node_id in knowing and knowing[node_id].is_alive
+            knowing[node_id].name for node_id in self.info.standbys if node_id in knowing and knowing[node_id].is_alive
         ]
 
     def node_of(self, rank: int) -> str:
@@ -175,10 +173,10 @@ class LiveJob:
         return self.members[rank * len(self.members) // self.num_ranks].name
 
     @property
-    def is_whole(self) -> bool:
-        """Whether every holder has the newest version of every rank."""
+    def is_seen_whole(self) -> bool:
+        """Whether the coordinator hears all members."""
         members = self.members
-        return len(members) == len(self.info.slots) and all(node.redundancy_whole for node in members)
+        return len(members) == len(self.info.slots) and all(node.is_alive for node in members)
 
     def runs(self, rank: int) -> bool:
         """Whether heartbeats show a rank to run in the newest generation."""
@@ -200,9 +198,6 @@ class LiveJob:
             if node["job_id"] == self.job_id and (known["rank"], known["generation"]) == (rank, newest)
         )
         return str(source)
-
-    def events(self, kind: str) -> list[str]:
-        return [event.message for event in self.api.events(job_id=self.job_id) if event.kind == kind]
 
     def look(self) -> None:
         self.lines += self._logs.new_lines()
@@ -245,10 +240,10 @@ class LiveJob:
         )
 
     def wait_calm(self) -> None:
-        """Wait until the job runs, new versions are committed and every copy is in its place."""
+        """Wait until the job runs and new versions are committed, so that every copy of them is in its place."""
         self.wait("the job to run", lambda: self.info.phase == "running")
         self.wait_steps()
-        self.wait("redundancy to be whole", lambda: self.is_whole)
+        self.wait("all members to be heard", lambda: self.is_seen_whole)
 
     def wait_stuck(self, rank: int) -> None:
         """Wait until a rank has not finished a step for long: it is blocked in a collective."""
@@ -289,9 +284,8 @@ class LiveJob:
         assert len(restored) == 1, f"generation {newest} restored {restored}"
         (step,) = restored
         assert step is not None, f"generation {newest} began from zero"
-        from_zero = max((line.generation for line in self._restored() if line.step is None), default=0)
-        before = [line for line in self.lines if from_zero <= line.generation < newest]
-        committed = max((line.committed_step for line in before if line.committed_step is not None), default=-1)
+        before = [line for line in self._since_zero(self.lines) if line.generation < newest]
+        committed = _newest_commit(before)
         assert step >= committed, f"step {committed} was committed, but {step} was restored"
         if most_steps_redone is not None:
             reached = max((line.step for line in before if line.step is not None), default=-1)
@@ -315,6 +309,14 @@ class LiveJob:
         """The process of a rank, as soon as heartbeats show it."""
         self.wait(f"rank {rank} to run", lambda: self.runs(rank))
         return self.stack.rank_process(self.job_id, rank)
+
+    def arm_agent(self, name: str, fault: str) -> None:
+        """Let the agent of a node live its next life with an armed fault point; returns when it is back."""
+        lives = self._num_lives(name)
+        self.stack.arm_agent(name, fault)
+        self.wait(
+            f"the agent of {name} to be back", lambda: self._num_lives(name) > lives and self._node(name).is_alive
+        )
 
     def arm_rank(self, rank: int, fault: str) -> None:
         """Arm a fault point in a rank, at the end of its next step."""
@@ -372,14 +374,25 @@ class LiveJob:
 
     def _commits_after(self, num_lines: int) -> int:
         """How many newly committed versions ranks have learnt of."""
-        committed = [line.committed_step for line in self.lines if line.committed_step is not None]
-        before = [line.committed_step for line in self.lines[:num_lines] if line.committed_step is not None]
-        return len({step for step in committed if step > max(before, default=-1)})
+        before = _newest_commit(self._since_zero(self.lines[:num_lines]))
+        return len({step for line in self._since_zero(self.lines) if (step := _newest_commit([line])) > before})
+
+    def _since_zero(self, lines: Sequence[Line]) -> list[Line]:
+        """What still counts after the last start from zero."""
+        zero = max((line.generation for line in self._restored() if line.step is None), default=0)
+        return [line for line in lines if line.generation >= zero]
 
     def _restored(self, generation: int | None = None) -> list[Line]:
         """What ranks said that they restored, in a generation or in all of them."""
         lines = (line for line in self.lines if line.kind == "restored")
         return [line for line in lines if generation is None or line.generation == generation]
+
+    def _node(self, name: str) -> NodeInfo:
+        return next(node for node in self.api.nodes() if node.name == name)
+
+    def _num_lives(self, name: str) -> int:
+        node_id = self._node(name).node_id
+        return sum((event.kind, event.node_id) == ("node_restarted", node_id) for event in self.api.events())
 
     def _num_lines(self, rank: int) -> int:
         return sum(line.rank == rank for line in self.lines)
@@ -404,6 +417,10 @@ class LiveJob:
             f"the job is {job.phase} in generation {job.generation}, waiting for {job.waiting_for!r}, because of "
             f"{job.cause!r}; newest lines: {newest}; logs in {self.stack.directory}"
         )
+
+
+def _newest_commit(lines: Iterable[Line]) -> int:
+    return max((line.committed_step for line in lines if line.committed_step is not None), default=-1)
 
 
 def _wait(condition: Callable[[], object], what: str, timeout_s: float, look: Callable[[], None]) -> None:

@@ -63,21 +63,22 @@ class Training:
         self._scheduler = scheduler
         self.parts = {"model": self._model, "optimizer": self.optimizer, "scheduler": scheduler, "data": self._data}
 
-    def step(self, *wishes: bool) -> list[bool]:
-        """Train one step; return which wishes some rank has, the same on all ranks."""
+    def step(self, arms: bool = False, ends: bool = False) -> tuple[bool, bool]:
+        """Train one step; return whether some rank wants to arm its fault point, and to end, the same on all ranks."""
         inputs = self._data.draw()
         loss = (self._model(inputs) - inputs).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         gradients = [parameter.grad for parameter in self._shared]
-        sums = torch.cat([torch.tensor(wishes, dtype=torch.float), *(gradient.flatten() for gradient in gradients)])
+        # One collective, of one size in every run: the order in which Gloo sums depends on the size.
+        sums = torch.cat([torch.tensor([float(arms), float(ends)]), *(gradient.flatten() for gradient in gradients)])
         dist.all_reduce(sums)
-        averages = (sums[len(wishes) :] / self._num_ranks).split([gradient.numel() for gradient in gradients])
+        averages = (sums[2:] / self._num_ranks).split([gradient.numel() for gradient in gradients])
         for gradient, average in zip(gradients, averages, strict=True):
             gradient.copy_(average.view_as(gradient))
         self.optimizer.step()
         self._scheduler.step()
-        return [number > 0 for number in sums[: len(wishes)].tolist()]
+        return bool(sums[0] > 0), bool(sums[1] > 0)
 
     def digest(self) -> str:
         """Of everything that decides the next step."""

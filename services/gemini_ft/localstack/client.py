@@ -41,6 +41,7 @@ class RankInfo(BaseModel):
     exit_code: int | None = None
     finished_step: int | None = None
     committed_step: int | None = None
+    sealed_everywhere_step: int | None = None
     restored_step: int | None = None
     num_skipped: int = 0
     stall_us: int = 0
@@ -57,8 +58,6 @@ class NodeInfo(BaseModel):
     slot: int | None
     heard_s_ago: float | None = None
     assigned_generation: int = 0
-    redundancy_whole: bool = False
-    store_used_bytes: int = 0
     ranks: list[RankInfo] = []
 
     @property

@@ -89,7 +89,7 @@ class AgentClient:
             if self._socket is None:
                 raise UnavailableError(
                     f"the agent of this node was not reached at {self.identity.socket} within "
-                    f"{timeout.total_seconds():g} s ({self._last_error}); is `gemini-ft agent` running?"
+                    f"{timeout.total_seconds():g} s ({self._last_error}); is `python -m gemini_ft.agent` running on it?"
                 )
 
     @property

@@ -13,9 +13,12 @@ _PLAIN_WIDTH = 160
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=40, help="Steps of training; the drills need about 80.")] = _DEFAULT_STEPS,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of training; the drills need about 100.")] = _DEFAULT_STEPS,
     seed: Annotated[int, typer.Option(help="Of model, data and dropout.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write all that was seen to this file.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--directory", "-d", help="Keep logs and data in this new folder.")
+    ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up at the end, until Ctrl-C.")] = False,
 ) -> None:
     """Train, break things, recover, and compare with the undisturbed run, bit for bit.
@@ -32,7 +35,7 @@ def demo(
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH)
-    settings = DemoSettings(num_steps=steps, seed=seed)
+    settings = DemoSettings(num_steps=steps, seed=seed, directory=directory)
 
     def before_close(stack: LocalStack) -> None:
         if keep:

@@ -36,7 +36,7 @@ class DemoSettings:
     """What is trained, how large the cluster is, and what is broken."""
 
     num_steps: int
-    step_s: float = 0.25
+    step_s: float = 0.4
     """A step of the disturbed run takes at least this long, so that a fast machine needs no more steps."""
     example: str = "train_gpt_deepspeed.py"
     drills: tuple[Drill, ...] = DRILLS
@@ -44,6 +44,8 @@ class DemoSettings:
     num_nodes: int = 4
     num_standbys: int = 1
     num_replicas: int = 2
+    directory: Path | None = None
+    """Keeps logs and data; a temporary folder if there is none."""
 
 
 def run_demo(settings: DemoSettings, view: DemoView, *, before_close: Callable[[LocalStack], None]) -> DemoRecord:
@@ -57,7 +59,7 @@ def run_demo(settings: DemoSettings, view: DemoView, *, before_close: Callable[[
     with ExitStack() as resources:
         view.say(f"starting a cluster of {settings.num_nodes} nodes and {settings.num_standbys} standby")
         num_nodes = settings.num_nodes + settings.num_standbys
-        stack = resources.enter_context(LocalStack(num_nodes=num_nodes, env=_ENVIRONMENT))
+        stack = resources.enter_context(LocalStack(settings.directory, num_nodes=num_nodes, env=_ENVIRONMENT))
         observer, drills = _disturbed_run(settings, stack, view)
         digests = _digests(stack.directory / "disturbed.digests")
         view.say("the same training, undisturbed: plain torchrun, no Gemini-FT")

@@ -8,6 +8,7 @@ from pathlib import Path
 from gemini_ft.contracts.buffer_format import HEADER_PAGE_BYTES, BufferGeometry, ShardBuffer
 from gemini_ft.contracts.control_page import CONTROL_PAGE_BYTES
 from gemini_ft.contracts.errors import CapacityError, ProtocolError, UnavailableError
+from gemini_ft.contracts.messages import RankState
 from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo, RankInfo
 from gemini_ft.localstack.demo.losses import LossLogs
 from gemini_ft.localstack.demo.records import MemoryRecord
@@ -72,13 +73,21 @@ class JobObserver:
         by_id = {node.node_id: node for node in self.nodes}
         return [by_id[node_id] for _, node_id in sorted(self.job.slots.items()) if node_id in by_id]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every member is alive, runs the job's generation and has its newest version on all its holders."""
-        members = self.members
-        return len(members) == self.job.spec.num_nodes and all(
-            node.is_alive and node.assigned_generation == self.job.generation and node.redundancy_whole
-            for node in members
+    def is_whole(self, step: int) -> bool:
+        """Whether every rank of the job's generation has a version of `step` or newer on all its holders.
+
+        The newest version is always on its way there, so "all of the newest" would hardly ever be seen.
+        """
+        spec = self.job.spec
+        ranks = [
+            rank
+            for node in self.members
+            if node.is_alive
+            for rank in node.ranks
+            if rank.generation == self.job.generation and rank.state is RankState.RUNNING
+        ]
+        return len(ranks) == spec.num_nodes * spec.num_ranks_per_node and all(
+            rank.sealed_everywhere_step is not None and rank.sealed_everywhere_step >= step for rank in ranks
         )
 
     def _ask_api(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gemini_ft.contracts.errors import GeminiError, NotFoundError, WaitTimeoutError
+from gemini_ft.contracts.messages import JobOutcome
 from gemini_ft.localstack.client import ApiClient, NodeInfo, RecoveryInfo
 from gemini_ft.localstack.demo.observe import JobObserver
 from gemini_ft.localstack.demo.records import DETECT, SET_UP, DrillRecord
@@ -19,6 +20,7 @@ __all__ = ["DRILLS", "Drill", "DrillFailedError", "Stage", "kill_agent", "kill_c
 
 _POLL_S = 0.005
 _PATIENCE_S = 90.0
+_WARM_PATIENCE_S = 180.0
 _KILL_TIMEOUT_S = 10.0
 _NUM_STEPS_BETWEEN = 4
 
@@ -52,6 +54,8 @@ class Stage:
             if condition():
                 return
             job = self.observer.job
+            if job.outcome is JobOutcome.SUCCEEDED:
+                raise DrillFailedError(f"the training ended while the demo waited for {what}; give it more steps")
             if job.outcome is not None or job.phase == "blocked":
                 raise DrillFailedError(f"the job is {job.phase} while waiting for {what}: {job.cause}")
             if time.monotonic() > deadline:
@@ -68,22 +72,27 @@ class Stage:
                 self.observer.job.phase == "running"
                 and losses.last_step >= step + _NUM_STEPS_BETWEEN
                 and losses.committed_step >= committed + _NUM_STEPS_BETWEEN
-                and self.observer.is_whole
+                and self.observer.is_whole(step)
             ),
             "an undisturbed stretch of training",
         )
 
-    def wait_warm(self) -> None:
-        """Wait until the launchers have learned what to preload: from then on a restart costs what it always costs."""
-        job_id = self.observer.job.job_id
-        names = {node.name for node in self.observer.nodes if node.job_id == job_id}
+    def wait_warm(self, *, standbys: bool = False) -> None:
+        """Wait until the launchers know what to preload: from then on a restart costs what it always costs."""
+        job = self.observer.job
+        nodes = (
+            [node for node in self.observer.nodes if node.job_id == job.job_id] if standbys else self.observer.members
+        )
+        names = {node.name for node in nodes}
         self.wait(
-            lambda: all(self.stack.nodes[name].has_learned for name in names), "the launchers to have learned imports"
+            lambda: all(self.stack.nodes[name].has_learned for name in names),
+            f"the launchers of {', '.join(sorted(names))} to have learned imports",
+            _WARM_PATIENCE_S,
         )
 
-    def wait_whole(self, since: float) -> float:
-        """Wait until all copies are in place again; return the milliseconds since `since`."""
-        self.wait(lambda: self.observer.is_whole, "redundancy to be whole again")
+    def wait_whole(self, step: int, since: float) -> float:
+        """Wait until versions of `step` or newer are in all their places; return the milliseconds since `since`."""
+        self.wait(lambda: self.observer.is_whole(step), "redundancy to be whole again")
         return _ms_since(since)
 
     def wait_first_step(self, generation: int, since: float) -> float:
@@ -180,7 +189,7 @@ def _recovered(stage: Stage, drill: Drill, what: str, at_step: int, generation: 
         phases_ms={**known_ms, SET_UP: step_after_ms - sum(known_ms.values())},
         restored_step=recovery.restored_step,
         num_steps_lost=recovery.num_steps_lost,
-        whole_again_ms=stage.wait_whole(killed.monotonic),
+        whole_again_ms=stage.wait_whole(recovery.restored_step or 0, killed.monotonic),
     )
 
 
@@ -208,7 +217,7 @@ def kill_agent(slot: int) -> Callable[[Stage, Drill], DrillRecord]:
         stage.stack.start_agent(name)
         restarted_at = losses.last_step
         stage.wait(lambda: losses.committed_step > restarted_at, "new commits with the new agent")
-        whole_again_ms = stage.wait_whole(killed_at)
+        whole_again_ms = stage.wait_whole(restarted_at + 1, killed_at)
         if stage.observer.job.generation != generation:
             raise DrillFailedError(
                 f"the loss of agent {name} stopped the training: generation {stage.observer.job.generation}, not "
@@ -231,6 +240,7 @@ def lose_node(slot: int) -> Callable[[Stage, Drill], DrillRecord]:
     """SIGKILL every process of the node in a slot and delete its memory; a standby has to take over."""
 
     def perform(stage: Stage, drill: Drill) -> DrillRecord:
+        stage.wait_warm(standbys=True)
         stage.wait_calm()
         losses, generation = stage.observer.losses, stage.observer.job.generation
         lost = stage.member(slot)
@@ -265,8 +275,7 @@ def kill_control_plane(outage_s: float) -> Callable[[Stage, Drill], DrillRecord]
         )
         num_steps, num_commits = losses.last_step - at_step, losses.committed_step - committed
         stage.stack.start_control_plane()
-        stage.wait(lambda: observer.api_answers and observer.is_whole, "the control plane to see all nodes again")
-        whole_again_ms = _ms_since(killed_at)
+        whole_again_ms = stage.wait_whole(losses.last_step, killed_at)
         if observer.job.generation != generation:
             raise DrillFailedError(f"the loss of the control plane stopped the training: {observer.job.cause}")
         return DrillRecord(

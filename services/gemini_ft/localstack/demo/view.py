@@ -76,7 +76,7 @@ class DemoView:
         for event in observer.events:
             if event.id > self._told_event:
                 self._told_event = event.id
-                self._print(f"  {event.summary}")
+                self._print(f"  {_named(event.summary, observer)}")
         if now - self._told_at >= _PROGRESS_S:
             self._told_at = now
             losses = observer.losses
@@ -102,7 +102,7 @@ def render(observer: JobObserver, num_steps: int, status: str) -> RenderableType
 
 
 def _nodes(observer: JobObserver) -> Table:
-    table = Table("node", "slot", "agent", "rank", "process", "finished", "stall a step", "copies", "memory")
+    table = Table("node", "slot", "agent", "rank", "process", "finished", "all copies of", "stall a step", "memory")
     stalls = observer.stalls.per_step_ms()
     for node in sorted(observer.nodes, key=lambda node: node.name):
         ranks = [rank for rank in node.ranks if rank.generation == observer.job.generation]
@@ -113,13 +113,25 @@ def _nodes(observer: JobObserver) -> Table:
             Text(node.status, style="green" if node.is_alive else "bold red"),
             ", ".join(str(rank.rank) for rank in ranks),
             ", ".join(f"{rank.pid} {rank.state}" for rank in ranks),
-            ", ".join("-" if rank.finished_step is None else str(rank.finished_step) for rank in ranks),
+            ", ".join(_shown(rank.finished_step) for rank in ranks),
+            ", ".join(_shown(rank.sealed_everywhere_step) for rank in ranks),
             ", ".join(f"{stalls[rank.rank]:.1f} ms" for rank in ranks if rank.rank in stalls),
-            "all" if node.redundancy_whole else "-",
             "-" if memory is None else f"{memory.used_bytes >> 20} MiB, {memory.share:.0%}",
         )
     return table
 
 
+def _shown(step: int | None) -> str:
+    return "-" if step is None else str(step)
+
+
 def _events(observer: JobObserver) -> Text:
-    return Text("\n".join(event.summary for event in observer.events[-_NUM_EVENTS_SHOWN:]), style="dim")
+    lines = [_named(event.summary, observer) for event in observer.events[-_NUM_EVENTS_SHOWN:]]
+    return Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _named(text: str, observer: JobObserver) -> str:
+    """Put the names that people know in place of node ids."""
+    for node in observer.nodes:
+        text = text.replace(node.node_id, node.name)
+    return text
