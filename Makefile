@@ -2,7 +2,7 @@
 # nothing is written outside this checkout except pip's cache.
 #
 #   make demo     train, break things, recover, compare bit for bit   (DEMO_ARGS="--json out.json")
-#   make test     the whole test suite                                (TEST_ARGS="tests/unit -k frames")
+#   make test     the whole test suite                                (TEST_ARGS="tests/unit -k frames" TEST_WORKERS=0)
 #   make check    formatting, lint, types, import rules, spelling
 #   make bench    the benchmarks                                      (BENCH_ARGS="--help")
 #   make docs     every link and path named in the documentation exists
@@ -14,6 +14,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 DEMO_ARGS ?=
 TEST_ARGS ?= tests
+TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 
 SHELL := /bin/sh
@@ -38,7 +39,7 @@ demo: $(VENV)/installed
 	@$(BIN)/gemini-ft demo $(DEMO_ARGS)
 
 test: $(VENV)/installed
-	@$(BIN)/python -m pytest $(TEST_ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(TEST_ARGS)
 
 check: $(VENV)/installed
 	@$(BIN)/ruff format --check .

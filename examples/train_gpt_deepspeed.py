@@ -20,7 +20,8 @@ import gemini_ft.worker.deepspeed as gemini_ft_deepspeed
 
 LENGTH = 64
 
-# Else DeepSpeed compiles an optional op at its first start, and asks the compiler about it at every other one.
+# Else DeepSpeed compiles an optional op at its first start, where a rank that is killed leaves a lock which stops all
+# later starts, and asks the compiler about it at every other one.
 deepspeed.ops.__compatible_ops__ = {}
 
 

@@ -1,4 +1,4 @@
-"""Bits that flip in memory: the next copy, then the next older version, then a refusal that says so; never a bad load."""
+"""Bits that flip in memory: the next copy, then the version before, then a refusal that says so; never a bad load."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from replica_cluster import map_file
 from gemini_ft.contracts.buffer_format import BufferState, ShardBuffer
 from gemini_ft.contracts.errors import NotFoundError, UnavailableError
 from gemini_ft.contracts.messages import JobOutcome, JobSpec
-from gemini_ft.localstack.client import ApiClient, JobInfo, NodeInfo
+from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo
 from gemini_ft.localstack.processes import kill_processes
 
 __all__ = ["LiveJob", "Mark", "Undisturbed"]
@@ -124,6 +124,7 @@ class LiveJob:
         self.num_ranks = spec.num_nodes * spec.num_ranks_per_node
         self.api: ApiClient = stack.client()
         self.lines: list[Line] = []
+        self._events: list[EventInfo] = []
         self._undisturbed = undisturbed
         self._logs = Logs(folder, self.num_ranks)
         self._num_checked = 0
@@ -167,6 +168,10 @@ class LiveJob:
         return [
             knowing[node_id].name for node_id in self.info.standbys if node_id in knowing and knowing[node_id].is_alive
         ]
+
+    def free_nodes(self) -> list[str]:
+        """Names of the nodes that belong to no job."""
+        return [node.name for node in self.api.nodes() if node.is_alive and node.job_id is None]
 
     def node_of(self, rank: int) -> str:
         """Name of the node that a rank runs on."""
@@ -392,7 +397,12 @@ class LiveJob:
 
     def _num_lives(self, name: str) -> int:
         node_id = self._node(name).node_id
-        return sum((event.kind, event.node_id) == ("node_restarted", node_id) for event in self.api.events())
+        return sum((event.kind, event.node_id) == ("node_restarted", node_id) for event in self._all_events())
+
+    def _all_events(self) -> list[EventInfo]:
+        while page := self.api.events(self._events[-1].id if self._events else 0):
+            self._events += page
+        return self._events
 
     def _num_lines(self, rank: int) -> int:
         return sum(line.rank == rank for line in self.lines)

@@ -1,8 +1,8 @@
 """The training that the fault tests disturb: small, deterministic, and every step leaves a digest of its whole state.
 
 As in a sharded run every rank has state of its own: parameters that are not averaged, random generators, a place in
-the data. `FOLDER/arm-at-start.RANK` arms a fault point once, and `FOLDER/arm.RANK` does after `FOLDER/arm` has appeared;
-`FOLDER/end` ends the training. All ranks heed the latter two in the same step.
+the data. `FOLDER/arm-at-start.RANK` arms a fault point once; `FOLDER/arm.RANK` does when `FOLDER/arm` appears, and
+`FOLDER/end` ends the training, both on all ranks after the same step.
 """
 
 from __future__ import annotations

@@ -208,12 +208,7 @@ class _JobDecision:
         match plan:
             case Waiting(what, num_missing_nodes):
                 yield from self._recruit(num_missing_nodes)
-                refusals = [
-                    f"{node.node_id} refuses: {why}"
-                    for node in self._members()
-                    if (why := self.seen.refusal(self.job.job_id, node.node_id)) is not None
-                ]
-                yield from self._explain("; ".join([what, *refusals]))
+                yield from self._explain("; ".join([what, *self._refusals(self._members())]))
             case Blocked(sentence, notes):
                 lost = tuple(node_id for node_id in self.job.slots.values() if states[node_id] is NodeState.LOST)
                 yield Block(*self.at, sentence="; ".join((sentence, *notes)), lost=lost)
@@ -258,7 +253,7 @@ class _JobDecision:
         if self.job.phase is JobPhase.ASSIGNED:
             waiting = self._ranks_without_new_step(beats)
             if waiting:
-                yield from self._explain(f"the first step of {waiting}")
+                yield from self._explain("; ".join([f"the first step of {waiting}", *self._refusals(self._members())]))
             else:
                 num_ranks = self.job.geometry.num_ranks
                 measured = self.seen.restart_phases_s(self.job.job_id, self.job.generation, num_ranks)
@@ -289,7 +284,8 @@ class _JobDecision:
                     return f"rank {status.rank} on {where} could not restore: {from_wire(status.restore_error)}", 0.0
             gone_s = self._launcher_gone_for_s(sighting)
             if gone_s > self.settings.launcher_grace.total_seconds():
-                return f"the launcher on {where} has been gone for {gone_s:.1f} s", gone_s
+                cause = f"the launcher on {where} has been gone for {gone_s:.1f} s"
+                return "; ".join([cause, *self._refusals([node])]), gone_s
         return None
 
     def _launcher_gone_for_s(self, sighting: Sighting) -> float:
@@ -410,6 +406,14 @@ class _JobDecision:
 
     def _start_job(self) -> StartJob:
         return StartJob(job_id=self.job.job_id, job_key=self.job.job_key, spec=self.job.spec)
+
+    def _refusals(self, nodes: Sequence[NodeView]) -> list[str]:
+        """Why nodes refuse their newest orders."""
+        return [
+            f"{node.node_id} refuses: {why}"
+            for node in nodes
+            if (why := self.seen.refusal(self.job.job_id, node.node_id)) is not None
+        ]
 
     def _send(self, node: NodeView, order: StartJob | Fence | Assign) -> Send:
         return Send(node.node_id, node.incarnation, order)

@@ -213,7 +213,9 @@ class Judge:
 
     def _pause_s(self, node: _Node) -> float:
         job = self._jobs.get(node.heartbeat.job_id or "")
-        is_broken = job is not None and (job.broken or node.heartbeat.ordered_generation < job.generation)
+        # A node that was never fenced has joined since; no recovery waits for it.
+        is_late = job is not None and 0 < node.heartbeat.ordered_generation < job.generation
+        is_broken = job is not None and (job.broken or is_late)
         return self._settings.acceptable_pause_s if is_broken else self._settings.patience_s
 
     def _judge(self, node: _Node, now: float) -> Iterator[Verdict]:

@@ -41,6 +41,14 @@ def wait_for(what: str, is_true: Callable[[], object], timeout_s: float = 20) ->
         time.sleep(0.01)
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The handler leaves in it what torch copies into ranks.
+    for name in ("GEMINI_FT_AGENT_SOCKET", "GEMINI_FT_JOB", "GEMINI_FT_GENERATION"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[LocalAgents]:
     with LocalAgents(tmp_path, JOB, num_slots=2, num_standbys=1) as agents:

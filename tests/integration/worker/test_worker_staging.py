@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,10 +15,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemini_ft import faults
 from gemini_ft.contracts.buffer_format import BufferGeometry, BufferState, ShardBuffer
 from gemini_ft.contracts.errors import CapacityError, StateError
 from gemini_ft.contracts.local_protocol import FillBegun, Sealed, Staged
+from gemini_ft.worker import staging
 from gemini_ft.worker._blocks import dense_block
 from gemini_ft.worker._mapping import SharedMapping
 from gemini_ft.worker.agent_client import AgentClient
@@ -119,20 +120,26 @@ def test_a_training_thread_that_steps_after_the_wait_never_tears_a_version(clien
             assert buffer.header().step == number
 
 
-def test_a_parameter_changed_behind_the_optimizers_back_is_never_sealed(client: AgentClient) -> None:
+def test_a_parameter_changed_behind_the_optimizers_back_is_never_sealed(
+    client: AgentClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = threading.Event()
+
+    def hold_staging_thread(name: str) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert changed.wait(30), f"waited in vain at {name} for the parameter to be changed"
+
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     buffer = _buffer(1 << 20)
     flat = flatten({"model": model.state_dict()})
     with _stager(client) as stager:
-        faults.arm("rank.before_chunk=delay:0.2")
-        try:
-            stager.begin(1, flat, storages_of([optimizer]), buffer, 0, None)
-            with torch.no_grad():
-                model.weight.mul_(2)
-            stager.wait()
-        finally:
-            faults.arm(None)
+        monkeypatch.setattr(staging, "fault_point", hold_staging_thread)
+        stager.begin(1, flat, storages_of([optimizer]), buffer, 0, None)
+        with torch.no_grad():
+            model.weight.mul_(2)
+        changed.set()
+        stager.wait()
         assert isinstance(stager.error, StateError)
         assert "tensor model/weight was changed outside optimizer.step()" in str(stager.error)
     assert buffer.header().state is BufferState.FILLING

@@ -54,6 +54,9 @@ class LauncherStarter:
             raise ConfigurationError(
                 f"job {job_id} is to run in {spec.working_directory}, which is no folder on this node"
             )
+        script = Path(spec.working_directory, spec.command[0])
+        if spec.command[0] != "-m" and not script.is_file():
+            raise ConfigurationError(f"job {job_id} is to run {script}, which is no file on this node")
         try:
             lock = os.open(self._lock_path(job_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
