@@ -11,8 +11,6 @@ from live_job import LiveJob, Undisturbed
 
 from gemini_ft.contracts.messages import JobSpec
 
-__all__ = ["job", "live_jobs", "make_job", "stack", "undisturbed"]
-
 TWO_NODES = JobSpec(name="live", num_nodes=2, num_ranks_per_node=1, num_replicas=2)
 
 

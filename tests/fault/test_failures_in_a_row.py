@@ -66,9 +66,9 @@ def test_an_agent_dies_and_training_does_not_notice(job: LiveJob) -> None:
 def test_nothing_but_a_recovery_needs_the_control_plane(job: LiveJob) -> None:
     mark = job.mark()
     job.stack.kill_control_plane()
-    job.wait_steps(40, "steps and commits without a control plane")
+    job.wait_steps(100, "steps and commits without a control plane")
     job.stack.start_control_plane()
-    job.wait("the control plane to see the job run", lambda: job.is_seen_whole)
+    job.wait("the control plane to see the job run", lambda: job.members_are_heard)
     assert job.generation == mark.generation, f"there was a recovery: {job.info.cause}"
     job.kill_rank(0)
     job.recovered(mark)

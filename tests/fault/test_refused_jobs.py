@@ -54,7 +54,7 @@ def test_a_script_that_fails_at_once_ends_the_job_with_its_last_words(api: ApiCl
 
 
 def test_a_script_that_is_not_there_is_named(api: ApiClient, tmp_path: Path) -> None:
-    script = tmp_path / "trian.py"
+    script = tmp_path / "missing.py"
     job_id = api.create_job(ONE_NODE.model_copy(update={"command": (str(script),)})).job_id
     refusal = f"refuses: job {job_id} is to run {script}, which is no file on this node"
     wait_until(lambda: refusal in api.job(job_id).waiting_for, "the missing script to be named", END_TIMEOUT_S)

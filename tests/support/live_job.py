@@ -16,8 +16,8 @@ from fault_stack import FaultStack
 from replica_cluster import map_file
 
 from gemini_ft.contracts.buffer_format import BufferState, ShardBuffer
-from gemini_ft.contracts.errors import NotFoundError, UnavailableError
-from gemini_ft.contracts.messages import JobOutcome, JobSpec
+from gemini_ft.contracts.errors import UnavailableError
+from gemini_ft.contracts.messages import JobOutcome, JobSpec, RankState
 from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo
 from gemini_ft.localstack.processes import kill_processes
 
@@ -178,18 +178,19 @@ class LiveJob:
         return self.members[rank * len(self.members) // self.num_ranks].name
 
     @property
-    def is_seen_whole(self) -> bool:
+    def members_are_heard(self) -> bool:
         """Whether the coordinator hears all members."""
         members = self.members
         return len(members) == len(self.info.slots) and all(node.is_alive for node in members)
 
     def runs(self, rank: int) -> bool:
         """Whether heartbeats show a rank to run in the newest generation."""
-        try:
-            self.stack.rank_process(self.job_id, rank)
-        except NotFoundError:
-            return False
-        return True
+        newest = self.generation
+        return any(
+            (known.rank, known.generation, known.state) == (rank, newest, RankState.RUNNING)
+            for node in self.members
+            for known in node.ranks
+        )
 
     def restore_source(self, rank: int) -> str:
         """Where a rank of the newest generation got its copy from."""
@@ -248,7 +249,7 @@ class LiveJob:
         """Wait until the job runs and new versions are committed, so that every copy of them is in its place."""
         self.wait("the job to run", lambda: self.info.phase == "running")
         self.wait_steps()
-        self.wait("all members to be heard", lambda: self.is_seen_whole)
+        self.wait("all members to be heard", lambda: self.members_are_heard)
 
     def wait_stuck(self, rank: int) -> None:
         """Wait until a rank has not finished a step for long: it is blocked in a collective."""

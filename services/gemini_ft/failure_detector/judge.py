@@ -280,7 +280,8 @@ def _has_failed(status: RankStatus, node_finished: bool) -> bool:
 def _describe_exit(status: RankStatus) -> str:
     code = status.exit_code
     how = "with unknown status" if code is None else f"by signal {-code}" if code < 0 else f"with status {code}"
-    return f"rank {status.rank} (process {status.pid}) ended {how}" + (f": {status.detail}" if status.detail else "")
+    # The first line is for people in a hurry, the end of the log for the others.
+    return f"rank {status.rank} (process {status.pid}) ended {how}" + (f"\n{status.detail}" if status.detail else "")
 
 
 def _verdict(

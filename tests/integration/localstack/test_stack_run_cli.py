@@ -1,6 +1,5 @@
 """`gemini-ft run`: the exit code is the job's, the output is the ranks', and the cluster goes with the command."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gemini_ft.localstack.stack import LocalStack
 from gemini_ft.localstack.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(240)
@@ -100,16 +98,30 @@ def test_an_interrupted_or_killed_command_leaves_nothing_behind(
     wait_until(lambda: not _leftovers(process.pid), "the cluster to go with its command", 30.0)
 
 
-def test_a_running_cluster_takes_jobs(tmp_path: Path) -> None:
+def test_a_cluster_that_is_up_takes_jobs_until_it_is_interrupted(tmp_path: Path) -> None:
     (tmp_path / "greet.py").write_text(GREETING + f"open(f'{tmp_path}/rank-' + os.environ['RANK'], 'w').close()\n")
-    with LocalStack(tmp_path / "stack", num_nodes=1) as stack:
-        known = ["--api", stack.url, "--token-file", str(stack.api_token_file)]
+    (tmp_path / "guessed").write_text("guessed")
+    up = [sys.executable, "-m", "gemini_ft.cli.main", "up", "--nodes", "1", "--standbys", "0"]
+    with subprocess.Popen(up, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cluster:
+        try:
+            assert cluster.stdout is not None
+            told: dict[str, str] = {}
+            for line in cluster.stdout:
+                if line.startswith("Ctrl-C"):
+                    break
+                name, _, value = line.rpartition(" ")
+                told[name.strip()] = value.strip()
+            api = told["API"].removesuffix("/v1")
 
-        done = _run(tmp_path, *known, "--nproc-per-node", "2", "greet.py")
-        (tmp_path / "guessed").write_text("guessed")
-        refused = _run(tmp_path, "--api", stack.url, "--token-file", "guessed", "greet.py")
+            done = _run(tmp_path, "--api", api, "--token-file", told["token file"], "--nproc-per-node", "2", "greet.py")
+            refused = _run(tmp_path, "--api", api, "--token-file", "guessed", "greet.py")
 
+            cluster.send_signal(signal.SIGINT)
+            assert cluster.wait(60) == 0
+        finally:
+            cluster.kill()
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("rank-*")} == {"rank-0", "rank-1"}
     assert (refused.returncode, "the bearer token is wrong" in refused.stderr) == (2, True)
-    assert os.environ.get("GEMINI_FT_RUN") is None
+    wait_until(lambda: not _leftovers(cluster.pid), "the cluster to go with its command", 30.0)
+    assert not Path(told["logs"]).exists()

@@ -343,7 +343,7 @@ def test_a_failed_node_is_forgotten_in_the_end() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"exit_code": -9, "detail": "the last line"}, "by signal 9: the last line"),
+        ({"exit_code": -9, "detail": "the last line"}, "by signal 9\nthe last line"),
         ({"exit_code": 1}, "with status 1"),
         ({"exit_code": None}, "with unknown status"),
     ],
