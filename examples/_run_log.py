@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import xxhash
 
-__all__ = ["LossLog", "arguments", "tensors_of", "write_digests"]
+__all__ = ["LossLog", "arguments", "leave", "tensors_of", "write_digests"]
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -79,3 +80,10 @@ def write_digests(path: Path | None, state: Any) -> None:
     if path is not None and dist.get_rank() == 0:
         combined = xxhash.xxh3_128_hexdigest("".join(digests).encode())
         path.write_text(json.dumps({"combined": combined, "ranks": digests}, indent=1) + "\n")
+
+
+def leave() -> NoReturn:
+    """End this process well, at once: torch 2.13 now and then aborts while the interpreter takes Gloo's threads apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

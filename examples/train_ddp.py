@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from _corpus import Batches, standard_library_text
 from _gpt import Gpt
-from _run_log import LossLog, arguments, write_digests
+from _run_log import LossLog, arguments, leave, write_digests
 from torch.nn.parallel import DistributedDataParallel
 
 from gemini_ft.worker import Checkpointer
@@ -58,6 +58,7 @@ def main() -> None:
     # DDP lies in a reference cycle that holds Gloo's threads, which must end before the interpreter does.
     gc.collect()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

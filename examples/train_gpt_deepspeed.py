@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from _corpus import Batches, standard_library_text
 from _gpt import Gpt
-from _run_log import LossLog, arguments, write_digests
+from _run_log import LossLog, arguments, leave, write_digests
 
 import gemini_ft.worker.deepspeed as gemini_ft_deepspeed
 
@@ -65,6 +65,7 @@ def main() -> None:
     if checkpointer:
         checkpointer.close()
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

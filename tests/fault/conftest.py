@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
 
 import pytest
 from fault_stack import FaultStack
@@ -39,13 +39,17 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultStack]:
 @pytest.fixture(scope="module")
 def make_job(
     stack: FaultStack, undisturbed: Callable[[int], Undisturbed], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[JobSpec], LiveJob]:
-    def make(spec: JobSpec) -> LiveJob:
-        num_ranks = spec.num_nodes * spec.num_ranks_per_node
-        folder: Path = tmp_path_factory.mktemp("job")
-        return LiveJob(stack, undisturbed(num_ranks), folder, spec)
+) -> Iterator[Callable[[JobSpec], LiveJob]]:
+    """Creates jobs, which end with the module."""
+    with ExitStack() as jobs:
 
-    return make
+        def make(spec: JobSpec) -> LiveJob:
+            num_ranks = spec.num_nodes * spec.num_ranks_per_node
+            job = LiveJob(stack, undisturbed(num_ranks), tmp_path_factory.mktemp("job"), spec)
+            jobs.callback(job.close)
+            return job
+
+        yield make
 
 
 class LiveJobs:
@@ -77,10 +81,6 @@ class LiveJobs:
                 job.stack.start_dead()
                 job.close()
 
-    def close(self) -> None:
-        if self._current is not None:
-            self._current.close()
-
 
 @pytest.fixture(scope="module")
 def spec() -> JobSpec:
@@ -89,10 +89,8 @@ def spec() -> JobSpec:
 
 
 @pytest.fixture(scope="module")
-def live_jobs(make_job: Callable[[JobSpec], LiveJob], spec: JobSpec) -> Iterator[LiveJobs]:
-    jobs = LiveJobs(lambda: make_job(spec))
-    yield jobs
-    jobs.close()
+def live_jobs(make_job: Callable[[JobSpec], LiveJob], spec: JobSpec) -> LiveJobs:
+    return LiveJobs(lambda: make_job(spec))
 
 
 @pytest.fixture

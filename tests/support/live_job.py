@@ -128,6 +128,7 @@ class LiveJob:
         self._undisturbed = undisturbed
         self._logs = Logs(folder, self.num_ranks)
         self._num_checked = 0
+        self._is_closed = False
         command = (str(SCRIPT), str(folder), *spec.command)
         environment = {"OMP_NUM_THREADS": "1", **spec.environment}
         job = self.api.create_job(spec.model_copy(update={"command": command, "environment": environment}))
@@ -356,11 +357,17 @@ class LiveJob:
         self.check()
 
     def close(self) -> None:
-        """Stop it if it runs, and wait until its nodes are free again."""
+        """Stop it if it runs, and wait until its nodes are free again; harmless when repeated."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self.info.outcome is None:
             self.api.stop_job(self.job_id)
-        self.wait("the nodes to be free", lambda: all(node.job_id is None for node in self._alive()))
-        self.api.close()
+        try:
+            # Not `self.wait`: the job may have failed, which is no failure here.
+            _wait(self._nodes_are_free, f"the nodes of {self.job_id} to be free", PATIENCE_S, self.look)
+        finally:
+            self.api.close()
 
     def check(self) -> None:
         """Compare every new line with the undisturbed run."""
@@ -412,8 +419,8 @@ class LiveJob:
         lines: Iterable[Line] = (line for line in self.lines if line.rank == rank and line.kind == "step")
         return sum(line.generation > generation for line in lines)
 
-    def _alive(self) -> list[NodeInfo]:
-        return [node for node in self.api.nodes() if node.is_alive]
+    def _nodes_are_free(self) -> bool:
+        return all(node.job_id is None for node in self.api.nodes() if node.is_alive)
 
     def _has_failed(self) -> bool:
         try:
