@@ -83,7 +83,7 @@ def write_digests(path: Path | None, state: Any) -> None:
 
 
 def leave() -> NoReturn:
-    """End this process well, at once: torch 2.13 now and then aborts while the interpreter takes Gloo's threads apart."""
+    """End this process well, at once: torch 2.13 now and then aborts while the interpreter takes Gloo apart."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
