@@ -57,6 +57,7 @@ def measure(start_method: str, num_rank_kills: int, num_node_losses: int) -> dic
         kind = _ColdStage if start_method == "cold" else Stage
         stage = kind(stack, client, observer, on_look=lambda: None)
         stage.wait(lambda: observer.losses.last_step >= 0, "the first step", _START_TIMEOUT_S)
+        stage.wait(lambda: _num_standbys(observer) == 1, "the standby", _START_TIMEOUT_S)
         for number in range(num_rank_kills):
             found["rank killed"].append(_perform(stage, kill_rank(number % _NUM_NODES)))
         for number in range(num_node_losses):

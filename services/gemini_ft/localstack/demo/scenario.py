@@ -77,13 +77,13 @@ class Stage:
             "an undisturbed stretch of training",
         )
 
-    def wait_warm(self, *, standbys: bool = False) -> None:
-        """Wait until the launchers know what to preload: from then on a restart costs what it always costs."""
-        job = self.observer.job
-        nodes = (
-            [node for node in self.observer.nodes if node.job_id == job.job_id] if standbys else self.observer.members
-        )
-        names = {node.name for node in nodes}
+    def wait_warm(self) -> None:
+        """Wait until all launchers, the standbys' too, have preloaded what the script imports.
+
+        From then on a restart costs what it always costs; until then their imports take time from it.
+        """
+        job_id = self.observer.job.job_id
+        names = {node.name for node in self.observer.nodes if node.job_id == job_id}
         self.wait(
             lambda: all(self.stack.nodes[name].has_learned for name in names),
             f"the launchers of {', '.join(sorted(names))} to have learned imports",
@@ -240,7 +240,6 @@ def lose_node(slot: int) -> Callable[[Stage, Drill], DrillRecord]:
     """SIGKILL every process of the node in a slot and delete its memory; a standby has to take over."""
 
     def perform(stage: Stage, drill: Drill) -> DrillRecord:
-        stage.wait_warm(standbys=True)
         stage.wait_calm()
         losses, generation = stage.observer.losses, stage.observer.job.generation
         lost = stage.member(slot)

@@ -54,6 +54,9 @@ class ColdRank:
 class ColdStarter:
     """See RankStarter."""
 
+    wants_report = False
+    """See RankStarter: nothing is preloaded."""
+
     def __init__(self) -> None:
         self._ranks: list[ColdRank] = []
 

@@ -134,7 +134,7 @@ class GeminiElasticAgent(LocalElasticAgent):
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             "GEMINI_FT_GENERATION": str(self._handler.generation),
         }
-        if self._learned_imports is not None and worker.local_rank == 0:
+        if self._learned_imports is not None and worker.local_rank == 0 and self._starter.wants_report:
             env["GEMINI_FT_LEARNED_IMPORTS"] = str(self._learned_imports)
         return env
 

@@ -37,6 +37,11 @@ class RankStarter(Protocol):
         """
         ...
 
+    @property
+    def wants_report(self) -> bool:
+        """Whether a rank that is started now should report its imports, which costs it a tenth of a second."""
+        ...
+
     def poll(self) -> None:
         """Do what is due in the background; called at every turn of the monitor loop. Never waits."""
         ...

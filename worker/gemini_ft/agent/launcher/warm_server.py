@@ -205,6 +205,7 @@ class WarmStarter:
         self._log_path = log_dir / "warm-server.log"
         self._learned = learned
         self._reported = reported
+        self._was_told = False
         names = [] if learned is None else _read_or_warn(learned)
         # Each is tried when the one before it proves unfit; an empty list still spares the interpreter's start.
         self._base = tuple(base)
@@ -245,6 +246,7 @@ class WarmStarter:
             names = _read_or_warn(self._reported)
             if names:
                 self._reported.unlink()
+                self._was_told = True
                 self.learn(names)
         if self._next is not None:
             self._next.poll()
@@ -253,6 +255,11 @@ class WarmStarter:
     def wait(self, timeout_s: float) -> None:
         """See RankStarter."""
         select.select([server for server in [self._current, *self._retired] if server.is_alive], [], [], timeout_s)
+
+    @property
+    def wants_report(self) -> bool:
+        """See RankStarter. Once in this launcher's life is enough: a script imports the same in every generation."""
+        return self._reported is not None and not self._was_told
 
     def learn(self, names: Sequence[str]) -> None:
         """Prepare a server that has imported `names` too, unless the one in use or in preparation has."""
