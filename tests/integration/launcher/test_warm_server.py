@@ -171,6 +171,7 @@ def test_what_a_rank_imports_is_there_for_the_next_while_the_old_one_lives(
     caplog.set_level(logging.INFO)
     learned = tmp_path / "learned.json"
     starter = ranks.warm("json", learned=learned)
+    assert starter.wants_report
     script = """
         import sys, time
         print("at entry:", "json" in sys.modules, "colorsys" in sys.modules)
@@ -188,6 +189,7 @@ def test_what_a_rank_imports_is_there_for_the_next_while_the_old_one_lives(
         return "colorsys" in starter.preload
 
     wait_for("the server that has learned", has_learned)
+    assert not starter.wants_report, "one report is enough"
     second, order = _started(ranks, starter, script)
     assert "at entry: True True" in log_of(order)
     assert first.poll() is None

@@ -163,7 +163,11 @@ def closed(connections: list[Connection]) -> list[Connection]:
     return gone
 
 
-@pytest.mark.parametrize("noise", [os.urandom(64), encode_frame(Holdings(generation=1, rank=0))[:-1] + b"X"])
+@pytest.mark.parametrize(
+    "noise",
+    [os.urandom(64), encode_frame(Holdings(generation=1, rank=0))[:-1] + b"X"],
+    ids=["random bytes", "a damaged frame"],
+)
 async def test_garbage_after_the_handshake_ends_that_connection_only(
     cluster: Cluster, target: Address, noise: bytes
 ) -> None:
