@@ -30,9 +30,10 @@ def directory(request: pytest.FixtureRequest) -> Path:
     return parent / "postgres"
 
 
-def _shared_memory() -> tuple[set[str], str]:
-    segments = subprocess.run(["ipcs", "-m"], capture_output=True, text=True, check=True).stdout
-    return {name for name in os.listdir("/dev/shm") if name.startswith("PostgreSQL.")}, segments
+def _segments(creator: int) -> list[str]:
+    """System V shared memory that process `creator` has made and nobody has removed."""
+    told = subprocess.run(["ipcs", "-m", "-p"], capture_output=True, text=True, check=True).stdout
+    return [line for line in told.splitlines() if line.split()[2:3] == [str(creator)]]
 
 
 def _alive(process: psutil.Process) -> bool:
@@ -58,9 +59,9 @@ async def test_rows_survive_sigkill_and_restart_on_the_same_port(directory: Path
 
 @pytest.mark.parametrize("end", ["stop", "kill and stop"])
 async def test_nothing_is_left_behind(directory: Path, end: str) -> None:
-    before = _shared_memory()
     server = PostgresServer(directory)
     server.start()
+    assert len(_segments(server.pid)) == 1
     client = await asyncpg.connect(server.url)
     processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     port = int(server.url.rpartition(":")[2].partition("/")[0])
@@ -71,7 +72,7 @@ async def test_nothing_is_left_behind(directory: Path, end: str) -> None:
     server.stop()
 
     assert [process for process in processes if _alive(process)] == []
-    assert _shared_memory() == before
+    assert _segments(processes[0].pid) == []
     with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
         probe.connect(("127.0.0.1", port))
     client.terminate()

@@ -158,7 +158,8 @@ class JobClosedError(GeminiError):
 
 
 def _tree(root: type[GeminiError]) -> dict[str, type[GeminiError]]:
-    found = {root.code: root}
+    # A subclass without a code of its own is its parent on the other side.
+    found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found |= _tree(child)
     return found

@@ -38,6 +38,14 @@ def test_sentences_name_both_generations_and_what_was_waited_for():
     assert str(error) == "waited 2 s for slot 0 to open its store, which did not happen"
 
 
+def test_a_subclass_without_a_code_arrives_as_its_parent():
+    class LocalError(CapacityError):
+        pass
+
+    assert type(from_wire(LocalError("too little").to_wire())) is CapacityError
+    assert type(from_wire(CapacityError("too little").to_wire())) is CapacityError
+
+
 @pytest.mark.parametrize("wire", [{}, {"code": "no such code", "message": "m", "facts": 7}, {"code": None}])
 def test_an_unknown_wire_form_is_still_an_error(wire):
     assert type(from_wire(wire)) is GeminiError
