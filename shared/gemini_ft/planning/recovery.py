@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from gemini_ft.contracts.ids import NodeId
 from gemini_ft.contracts.messages import HeldVersion, Placement
+from gemini_ft.planning.failure_domains import refill
 from gemini_ft.planning.placement import mixed_placement
+from gemini_ft.planning.topology import Topology
 
 __all__ = ["Blocked", "Geometry", "Membership", "NodeState", "RecoveryPlan", "Waiting", "plan_recovery"]
 
@@ -42,13 +44,18 @@ class NodeState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Who takes part: `slots` of the generation that failed, `standbys` in order of preference, and the state of
-    both.
+    """Who takes part: `slots` of the generation before, `standbys` in order of preference, and the state of everybody.
+
+    Nodes that are `leaving`, with or without a slot, get none, as far as there are standbys; their copies count.
+    `labels` name the failure domains of nodes at the `levels` over which replica sets are spread.
     """
 
     slots: Mapping[int, NodeId]
     standbys: Sequence[NodeId]
     states: Mapping[NodeId, NodeState]
+    leaving: Collection[NodeId] = ()
+    labels: Mapping[NodeId, Mapping[str, str]] = field(default_factory=dict)
+    levels: tuple[str, ...] = ()
 
     def alive(self, node: NodeId) -> bool:
         """True unless the node is lost."""
@@ -107,6 +114,11 @@ def plan_recovery(
         for slot, node in sorted(membership.slots.items())
         if membership.alive(node) and node not in inventories
     ]
+    silent += [
+        f"{node} (leaving)"
+        for node in membership.leaving
+        if membership.alive(node) and node not in inventories and node not in membership.slots.values()
+    ]
     if silent:
         return Waiting(f"the inventory of {', '.join(silent)}")
     counted = {
@@ -119,10 +131,10 @@ def plan_recovery(
     complete = set.intersection(*steps)
     if not complete and committed_step is not None and not from_zero:
         return Blocked(_what_is_lost(geometry, membership, copies, committed_step), notes)
-    slots = _fill_slots(membership, inventories)
+    placement = mixed_placement(geometry.num_slots, geometry.num_replicas)
+    slots = _fill_slots(membership, inventories, placement)
     if isinstance(slots, Waiting):
         return slots
-    placement = mixed_placement(geometry.num_slots, geometry.num_replicas)
     if not complete:
         return RecoveryPlan(slots, placement, None, {}, notes)
     step = max(complete)
@@ -190,21 +202,26 @@ def _what_is_lost(
     )
 
 
-def _fill_slots(membership: Membership, inventories: Collection[NodeId]) -> dict[int, NodeId] | Waiting:
-    """Lost slots go, in order, to the standbys that have answered the fence."""
+def _fill_slots(
+    membership: Membership, inventories: Collection[NodeId], placement: Placement
+) -> dict[int, NodeId] | Waiting:
+    """Slots of lost nodes, then of leaving ones, go to the best placed standbys that have answered the fence."""
     slots = dict(membership.slots)
     lost = [slot for slot, node in sorted(slots.items()) if not membership.alive(node)]
+    leaving = [slot for slot, node in sorted(slots.items()) if membership.alive(node) and node in membership.leaving]
     alive = [node for node in membership.standbys if membership.alive(node)]
+    vacated = lost + leaving[: max(0, len(alive) - len(lost))]
     answered = [node for node in alive if node in inventories]
-    if len(answered) >= len(lost):
-        return slots | dict(zip(lost, answered, strict=False))
-    named = ", ".join(f"{slot} ({slots[slot]} is lost)" for slot in lost)
+    if len(answered) >= len(vacated):
+        kept = {slot: node for slot, node in slots.items() if slot not in vacated}
+        labels = {node: membership.labels.get(node, {}) for node in (*kept.values(), *answered)}
+        return refill(Topology(labels, membership.levels), placement, kept).slots
+    named = ", ".join(f"{slot} ({slots[slot]} is {'lost' if slot in lost else 'leaving'})" for slot in vacated)
+    num_missing = max(0, len(lost) - len(alive))
     silent = [node for node in alive if node not in inventories]
     if silent:
-        return Waiting(
-            f"the inventory of standby {', '.join(silent)} to fill slot {named}", max(0, len(lost) - len(alive))
-        )
-    return Waiting(f"a standby or a free node to fill slot {named}", len(lost) - len(alive))
+        return Waiting(f"the inventory of standby {', '.join(silent)} to fill slot {named}", num_missing)
+    return Waiting(f"a standby or a free node to fill slot {named}", num_missing)
 
 
 def _best_first(preferred: Sequence[NodeId], having: Collection[NodeId]) -> tuple[NodeId, ...]:

@@ -1,10 +1,11 @@
-"""Placement against the paper's numbers: exact probabilities by enumeration (section 4)."""
+"""Placement: the shape that each strategy promises (paper section 4)."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from fractions import Fraction
-from itertools import combinations
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -12,51 +13,21 @@ from hypothesis import strategies as st
 
 from gemini_ft.contracts.errors import ConfigurationError
 from gemini_ft.contracts.messages import Placement
-from gemini_ft.planning.placement import mixed_placement
-
-
-def recovery_probability(placement: Placement, num_lost: int) -> Fraction:
-    """Share of all equally likely losses of `num_lost` machines after which every shard has a copy left."""
-    holders = {frozenset(slots) for slots in placement.values()}
-    losses = [frozenset(lost) for lost in combinations(placement, num_lost)]
-    return Fraction(sum(not any(held <= lost for held in holders) for lost in losses), len(losses))
-
-
-@pytest.mark.parametrize(
-    ("num_slots", "num_replicas", "num_lost", "survived", "losses"),
-    [
-        (8, 2, 2, 24, 28),
-        (8, 2, 3, 32, 56),
-        (8, 2, 4, 16, 70),
-        (9, 2, 2, 30, 36),
-        (9, 2, 3, 44, 84),
-        (9, 2, 4, 24, 126),
-        (15, 2, 2, 96, 105),
-        (15, 2, 3, 340, 455),
-        (15, 2, 4, 720, 1365),
-        (16, 2, 2, 112, 120),
-        (16, 2, 3, 448, 560),
-        (16, 2, 4, 1120, 1820),
-        (17, 2, 2, 126, 136),
-        (17, 2, 3, 532, 680),
-        (17, 2, 4, 1400, 2380),
-        (8, 3, 2, 28, 28),
-        (8, 3, 3, 50, 56),
-        (8, 3, 4, 45, 70),
-        (9, 3, 3, 81, 84),
-        (9, 3, 4, 108, 126),
-        (15, 3, 3, 450, 455),
-        (15, 3, 4, 1305, 1365),
-        (16, 3, 2, 120, 120),
-        (16, 3, 3, 552, 560),
-        (16, 3, 4, 1719, 1820),
-    ],
+from gemini_ft.planning.placement import (
+    Strategy,
+    best_placement,
+    build_placement,
+    group_placement,
+    held_shards,
+    mixed_placement,
+    replica_sets,
+    ring_placement,
+    share_placement,
 )
-def test_recovery_is_as_probable_as_enumeration_says(
-    num_slots: int, num_replicas: int, num_lost: int, survived: int, losses: int
-) -> None:
-    placement = mixed_placement(num_slots, num_replicas)
-    assert recovery_probability(placement, num_lost) == Fraction(survived, losses)
+from gemini_ft.planning.probability import recovery_probability
+
+sizes = st.integers(1, 6).flatmap(lambda m: st.tuples(st.integers(m, 60), st.just(m)))
+any_number_of_slots = st.sampled_from([Strategy.RING, Strategy.MIXED, Strategy.SHARE])
 
 
 def test_the_papers_example_of_five_machines() -> None:
@@ -64,27 +35,115 @@ def test_the_papers_example_of_five_machines() -> None:
 
 
 def test_fewer_than_two_groups_make_one_ring() -> None:
-    assert mixed_placement(3, 2) == {0: (0, 1), 1: (1, 2), 2: (2, 0)}
+    assert mixed_placement(3, 2) == {0: (0, 1), 1: (1, 2), 2: (2, 0)} == ring_placement(3, 2)
 
 
-@given(st.integers(1, 6).flatmap(lambda m: st.tuples(st.integers(m, 60), st.just(m))))
-def test_every_placement_keeps_the_shard_at_home_and_spreads_the_load_evenly(sizes: tuple[int, int]) -> None:
-    num_slots, num_replicas = sizes
-    placement = mixed_placement(num_slots, num_replicas)
+def test_share_fills_the_last_set_up_from_the_first_group() -> None:
+    placement = share_placement(8, 3)
+    assert placement[6] == (6, 7, 0)
+    assert placement[7] == (7, 0, 6)
+    assert replica_sets(placement) == (frozenset({0, 1, 2}), frozenset({0, 6, 7}), frozenset({3, 4, 5}))
+    assert held_shards(placement)[0] == (0, 1, 2, 6, 7)
+
+
+@given(sizes, any_number_of_slots)
+def test_every_shard_is_kept_at_home_and_on_slots_of_the_job(size: tuple[int, int], strategy: Strategy) -> None:
+    num_slots, num_replicas = size
+    placement = build_placement(strategy, num_slots, num_replicas)
     assert list(placement) == list(range(num_slots))
     for slot, holders in placement.items():
         assert holders[0] == slot
         assert len(set(holders)) == len(holders) == num_replicas
         assert set(holders) <= set(placement)
-    load = Counter(holder for holders in placement.values() for holder in holders)
-    assert set(load.values()) == {num_replicas}
-    num_sets = len({frozenset(holders) for holders in placement.values()})
-    left_over = num_slots % num_replicas
-    last_ring = num_replicas + left_over if left_over else 1
-    assert num_sets <= num_slots // num_replicas - 1 + last_ring
+
+
+@given(sizes)
+def test_mixed_and_ring_load_all_slots_alike_and_share_does_not(size: tuple[int, int]) -> None:
+    num_slots, num_replicas = size
+    num_left = num_slots % num_replicas
+    for strategy in (Strategy.MIXED, Strategy.RING):
+        held = held_shards(build_placement(strategy, num_slots, num_replicas))
+        assert {len(slots) for slots in held.values()} == {num_replicas}
+    loads = Counter(len(slots) for slots in held_shards(share_placement(num_slots, num_replicas)).values())
+    if num_left:
+        usual = num_slots - num_replicas
+        expected = {num_left: num_left, num_replicas: usual, num_replicas + num_left: num_replicas - num_left}
+    else:
+        expected = {num_replicas: num_slots}
+    assert loads == Counter(expected)
+
+
+@given(sizes)
+def test_the_number_of_sets_is_what_theorem_1_says(size: tuple[int, int]) -> None:
+    num_slots, num_replicas = size
+    num_groups, num_left = divmod(num_slots, num_replicas)
+    assert len(replica_sets(share_placement(num_slots, num_replicas))) == num_groups + bool(num_left)
+    assert len(replica_sets(ring_placement(num_slots, num_replicas))) == (
+        num_slots if num_groups > 1 or num_left else 1
+    )
+    num_mixed = len(replica_sets(mixed_placement(num_slots, num_replicas)))
+    assert num_mixed == (num_groups - 1 + num_replicas + num_left if num_left else num_groups)
+
+
+@given(sizes)
+def test_where_m_divides_n_group_mixed_and_share_are_one(size: tuple[int, int]) -> None:
+    num_groups, num_replicas = size
+    num_slots = num_groups * num_replicas
+    assert (
+        group_placement(num_slots, num_replicas)
+        == mixed_placement(num_slots, num_replicas)
+        == share_placement(num_slots, num_replicas)
+    )
+    assert best_placement(num_slots, num_replicas) == (Strategy.GROUP, group_placement(num_slots, num_replicas))
+
+
+@given(st.integers(2, 6), st.integers(1, 9), st.data())
+def test_share_is_best_where_slots_are_left_over(num_replicas: int, num_groups: int, data: st.DataObject) -> None:
+    num_slots = num_groups * num_replicas + data.draw(st.integers(1, num_replicas - 1))
+    strategy, placement = best_placement(num_slots, num_replicas)
+    assert strategy is Strategy.SHARE
+    assert placement == share_placement(num_slots, num_replicas)
+
+
+@pytest.mark.parametrize(("num_slots", "best"), [(3, Fraction(1, 3)), (4, Fraction(2, 3)), (5, Fraction(7, 10))])
+def test_no_placement_at_all_is_better_than_the_best(num_slots: int, best: Fraction) -> None:
+    partners = [[(slot, peer) for peer in range(num_slots) if peer != slot] for slot in range(num_slots)]
+    every: Iterator[Placement] = (dict(enumerate(holders)) for holders in product(*partners))
+    assert max(recovery_probability(placement, 2) for placement in every) == best
+    assert recovery_probability(best_placement(num_slots, 2)[1], 2) == best
+
+
+@given(sizes, any_number_of_slots)
+def test_held_shards_is_the_placement_read_from_the_holders_side(size: tuple[int, int], strategy: Strategy) -> None:
+    placement = build_placement(strategy, *size)
+    held = held_shards(placement)
+    pairs = {(slot, holder) for slot, holders in placement.items() for holder in holders}
+    assert {(slot, holder) for holder, slots in held.items() for slot in slots} == pairs
+    for holder, slots in held.items():
+        assert slots[0] == holder
+        assert list(slots[1:]) == sorted(slots[1:])
 
 
 @pytest.mark.parametrize(("num_slots", "num_replicas", "named"), [(1, 2, "num_nodes is 1"), (4, 0, "at least 1")])
-def test_impossible_numbers_are_refused_with_a_sentence(num_slots: int, num_replicas: int, named: str) -> None:
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_impossible_numbers_are_refused_with_a_sentence(
+    strategy: Strategy, num_slots: int, num_replicas: int, named: str
+) -> None:
     with pytest.raises(ConfigurationError, match=named):
-        mixed_placement(num_slots, num_replicas)
+        build_placement(strategy, num_slots, num_replicas)
+    with pytest.raises(ConfigurationError, match=named):
+        best_placement(num_slots, num_replicas)
+
+
+def test_groups_that_do_not_come_out_even_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="17 nodes with num_replicas 3 leave 2 over; use mixed or share"):
+        group_placement(17, 3)
+
+
+@pytest.mark.parametrize(
+    ("holders", "sentence"),
+    [((), "slot 1 has no holder"), ((1, 7), "slot 1 is held by 7, which is not a slot")],
+)
+def test_a_placement_with_a_hole_is_refused(holders: tuple[int, ...], sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        replica_sets({0: (0, 1), 1: holders})

@@ -185,3 +185,57 @@ def test_the_plan_is_what_brute_force_finds(
             assert len(sources) == len(set(sources))
             if plan.slots[rank] in sources:
                 assert sources[0] == plan.slots[rank]
+
+
+def leaving(nodes: str, standbys: str = "", slots: str = "abcd") -> Membership:
+    seated = dict(enumerate(slots))
+    everybody = [*seated.values(), *standbys, *(node for node in nodes if node not in slots)]
+    return Membership(seated, tuple(standbys), dict.fromkeys(everybody, ALIVE), tuple(nodes))
+
+
+def test_a_leaving_nodes_slot_goes_to_the_standby_and_its_copies_are_sources() -> None:
+    inventories = full_inventories(7) | {"s": []}
+    plan = plan_recovery(FOUR, leaving("ab", "s"), inventories, committed_step=7, restored_steps={})
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.slots == {0: "s", 1: "b", 2: "c", 3: "d"}
+    assert plan.sources[0] == ("b", "a")
+    assert plan.restore_step == 7
+
+
+def test_a_leaving_node_stays_where_nobody_replaces_it_and_lost_nodes_come_first() -> None:
+    inventories = full_inventories(7)
+    plan = plan_recovery(FOUR, leaving("a"), inventories, committed_step=7, restored_steps={})
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.slots[0] == "a"
+    slots, states = dict(enumerate("abcd")), {"a": ALIVE, "b": ALIVE, "c": ALIVE, "d": LOST, "s": ALIVE}
+    del inventories["d"]
+    inventories["s"] = []
+    plan = plan_recovery(
+        FOUR, Membership(slots, ("s",), states, ("a",)), inventories, committed_step=7, restored_steps={}
+    )
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.slots == {0: "a", 1: "b", 2: "c", 3: "s"}
+
+
+def test_the_copies_of_a_leaving_node_without_a_slot_are_waited_for_and_used() -> None:
+    inventories = full_inventories(7)
+    copies = inventories["a"]
+    inventories["a"] = inventories["b"] = []
+    membership = leaving("x")
+    plan = plan_recovery(FOUR, membership, inventories, committed_step=7, restored_steps={})
+    assert plan == Waiting("the inventory of x (leaving)")
+    plan = plan_recovery(FOUR, membership, inventories | {"x": copies}, committed_step=7, restored_steps={})
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.sources[0] == plan.sources[1] == ("x",)
+
+
+def test_the_standby_in_another_rack_than_the_other_holder_is_preferred() -> None:
+    inventories = full_inventories(7) | {"s": [], "t": []}
+    del inventories["a"]
+    racks = {"b": "1", "c": "2", "d": "1", "s": "1", "t": "2"}
+    labels = {node: {"rack": rack} for node, rack in racks.items()}
+    found = members("a", standbys=("s", "t"))
+    membership = Membership(found.slots, found.standbys, found.states, (), labels, ("zone", "rack"))
+    plan = plan_recovery(FOUR, membership, inventories, committed_step=7, restored_steps={})
+    assert isinstance(plan, RecoveryPlan)
+    assert plan.slots[0] == "t"
