@@ -22,7 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(PIP_ARGS)
-EXTRAS := worker,services,deepspeed,aws,planning,local,dev
+EXTRAS := worker,services,dashboard,deepspeed,aws,planning,local,dev
 
 export DS_ACCELERATOR ?= cpu
 export DS_BUILD_OPS := 0

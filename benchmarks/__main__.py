@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("staging", "replication", "recovery", "simulation")
+NAMES = ("staging", "replication", "recovery", "simulation", "api")
 
 
 def main() -> int:

@@ -13,8 +13,9 @@ import pytest
 from fault_stack import FaultStack
 
 from gemini_ft.agent.local_server import default_socket_path
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import JobModel
 from gemini_ft.contracts.messages import JobOutcome, JobSpec, LauncherKind
-from gemini_ft.localstack.client import ApiClient, JobInfo
 from gemini_ft.localstack.processes import ManagedProcess, Marker
 from gemini_ft.localstack.waiting import wait_until
 
@@ -58,7 +59,7 @@ def torchrun(stack: FaultStack, tmp_path: Path) -> Iterator[Torchrun]:
         process.stop()
 
 
-def rendezvous(stack: FaultStack, name: str, job: JobInfo, num_ranks: int = 1) -> list[str]:
+def rendezvous(stack: FaultStack, name: str, job: JobModel, num_ranks: int = 1) -> list[str]:
     socket = default_socket_path(stack.nodes[name].directory / "state")
     return [
         *("--rdzv-backend=gemini", f"--rdzv-endpoint={socket}", f"--rdzv-id={job.job_id}"),
@@ -102,4 +103,4 @@ def test_another_number_of_ranks_is_refused_by_name(stack: FaultStack, api: ApiC
         PATIENCE_S,
     )
     assert api.job(job.job_id).committed_step is None
-    api.stop_job(job.job_id)
+    api.stop_job(job.job_id, now=True)

@@ -9,8 +9,9 @@ import pytest
 from fault_stack import FaultStack
 from live_job import LiveJob
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import JobModel
 from gemini_ft.contracts.messages import JobSpec
-from gemini_ft.localstack.client import ApiClient, JobInfo
 from gemini_ft.localstack.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,7 +26,7 @@ def api(stack: FaultStack) -> Iterator[ApiClient]:
         yield client
 
 
-def outcome_of(api: ApiClient, spec: JobSpec) -> JobInfo:
+def outcome_of(api: ApiClient, spec: JobSpec) -> JobModel:
     job_id = api.create_job(spec).job_id
     wait_until(lambda: api.job(job_id).outcome is not None, "the job to end", END_TIMEOUT_S)
     return api.job(job_id)
@@ -58,4 +59,4 @@ def test_a_script_that_is_not_there_is_named(api: ApiClient, tmp_path: Path) -> 
     job_id = api.create_job(ONE_NODE.model_copy(update={"command": (str(script),)})).job_id
     refusal = f"refuses: job {job_id} is to run {script}, which is no file on this node"
     wait_until(lambda: refusal in api.job(job_id).waiting_for, "the missing script to be named", END_TIMEOUT_S)
-    api.stop_job(job_id)
+    api.stop_job(job_id, now=True)

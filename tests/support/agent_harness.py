@@ -36,6 +36,7 @@ from gemini_ft.contracts.messages import (
 )
 from gemini_ft.contracts.subjects import HEARTBEATS, REGISTER, order_subject
 from gemini_ft.localstack.nats import NatsServer
+from gemini_ft.security.secret_files import write_secret
 
 JOB = "job-1"
 NODE = "node-me"
@@ -266,7 +267,7 @@ class AgentProcess:
 
     async def start(self, *options: str) -> asyncio.subprocess.Process:
         self.folder.mkdir(exist_ok=True)
-        self._token_file.write_text(self._server.token or "")
+        write_secret(self._token_file, self._server.token or "")
         with (self.folder / "agent.log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,

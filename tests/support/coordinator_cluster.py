@@ -21,10 +21,12 @@ from gemini_ft.contracts.ids import new_incarnation
 from gemini_ft.contracts.messages import (
     Address,
     Assign,
+    CheckpointNow,
     CloseJob,
     Fence,
     Heartbeat,
     HeldVersion,
+    Hold,
     Inventory,
     OrderDone,
     RankState,
@@ -44,6 +46,7 @@ from gemini_ft.coordinator.service import Coordinator
 from gemini_ft.coordinator.settings import CoordinatorSettings
 from gemini_ft.localstack.nats import NatsServer
 from gemini_ft.localstack.postgres import PostgresServer
+from gemini_ft.security.nats_access import NatsAccess
 
 API_TOKEN = "token-of-the-tests"
 FAST = CoordinatorSettings(
@@ -79,11 +82,18 @@ class Stack:
     postgres: PostgresServer
     nats: NatsServer
     database_url: str
+    nats_url: str | None = None
+    """Where the coordinator finds NATS, if not where it is."""
 
     @property
     def nats_token(self) -> str:
         assert self.nats.token is not None
         return self.nats.token
+
+    @property
+    def nats_access(self) -> NatsAccess:
+        assert self.nats_token
+        return NatsAccess(url=self.nats_url or self.nats.url, token_file=self.nats.token_file)
 
     async def client(self) -> Client:
         async def ignore(_: Exception) -> None:
@@ -110,6 +120,10 @@ class Running:
         assert answer.status_code == 200, answer.text
         return answer.json()
 
+    async def items(self, path: str, **query: Any) -> list[Any]:
+        """The items of the first page of a list."""
+        return list((await self.get(path, **query))["items"])
+
     async def job(self, job_id: str) -> Any:
         return await self.get(f"/v1/jobs/{job_id}")
 
@@ -130,7 +144,7 @@ class Running:
 
 @asynccontextmanager
 async def coordinating(stack: Stack, settings: CoordinatorSettings = FAST) -> AsyncIterator[Running]:
-    coordinator = Coordinator(stack.database_url, stack.nats.url, stack.nats_token, settings)
+    coordinator = Coordinator(stack.database_url, stack.nats_access, settings)
     await coordinator.open()
     running = asyncio.create_task(coordinator.run())
     transport = httpx.ASGITransport(create_app(coordinator, API_TOKEN))
@@ -165,6 +179,11 @@ class SimulatedAgent:
     finished: bool = False
     finished_step: int | None = None
     committed_step: int | None = None
+    sealed_everywhere_step: int | None = None
+    held_step: int | None = None
+    hold_generation: int = 0
+    checkpoint_request: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
     restore_error: dict[str, Any] | None = None
     deaf_to: tuple[type, ...] = ()
     launcher_pid: int | None = 77
@@ -174,7 +193,11 @@ class SimulatedAgent:
 
     async def register(self) -> None:
         request = Register(
-            node_id=self.node_id, incarnation=self.incarnation, hostname=self.hostname, address=self.address
+            node_id=self.node_id,
+            incarnation=self.incarnation,
+            hostname=self.hostname,
+            labels=self.labels,
+            address=self.address,
         )
         reply = registration_replies.validate_json(
             (await self.client.request(REGISTER, request.model_dump_json().encode(), timeout=5)).data
@@ -225,6 +248,8 @@ class SimulatedAgent:
                     exit_code=-9 if self.exited else 0 if self.finished else None,
                     finished_step=self.finished_step,
                     committed_step=self.committed_step,
+                    sealed_everywhere_step=self.sealed_everywhere_step,
+                    held_step=self.held_step,
                     restored=True,
                     restored_step=self.assign.restore_step,
                     phases_s={"fetch": 0.01, "load": 0.02},
@@ -305,16 +330,24 @@ class SimulatedAgent:
                 self.assigns.append(order)
                 if self.assign is None or self.assign.generation < order.generation:
                     self.finished_step = order.restore_step
+                    self.sealed_everywhere_step = self.held_step = None
                     newest = -1 if order.restore_step is None else order.restore_step
                     self.copies = {key: copy for key, copy in self.copies.items() if key[1] <= newest}
                 self.assign = order
+            case Hold():
+                assert self.assign is not None
+                assert order.generation == self.ordered_generation
+                self.hold_generation = order.generation
+            case CheckpointNow():
+                assert self.assign is not None
+                self.checkpoint_request = order.request
             case CloseJob():
                 self.closed = order
                 self.job = self.assign = None
                 self.copies = {}
                 self.finished = self.exited = False
                 self.finished_step = self.committed_step = None
-                self.ordered_generation = 0
+                self.ordered_generation = self.hold_generation = self.checkpoint_request = 0
         await message.respond(reply.model_dump_json().encode())
         await self.beat()
 
@@ -327,17 +360,26 @@ class SimulatedCluster:
     agents: list[SimulatedAgent] = field(default_factory=list)
     paused: bool = False
 
-    async def add(self, num_agents: int) -> list[SimulatedAgent]:
+    async def add(self, num_agents: int, **labels: str) -> list[SimulatedAgent]:
         added = []
         for _ in range(num_agents):
             port = 20_000 + len(self.agents)
-            agent = SimulatedAgent(self.client, Address(host="127.0.0.1", port=port))
+            agent = SimulatedAgent(self.client, Address(host="127.0.0.1", port=port), labels=labels)
             self.agents.append(await agent.start())
             added.append(agent)
         return added
 
     def by_id(self, node_id: str) -> SimulatedAgent:
         return next(agent for agent in self.agents if agent.node_id == node_id)
+
+    def newest_step(self) -> int:
+        """The newest version that all have committed; 0 if there is none."""
+        return min(agent.committed_step or 0 for agent in self.agents)
+
+    async def goes_on(self) -> None:
+        """Training takes ten more steps."""
+        step = self.newest_step()
+        await eventually(lambda: self.newest_step() > step + 10, f"ten steps after step {step}")
 
     async def train_forever(self) -> None:
         while True:
@@ -351,10 +393,14 @@ class SimulatedCluster:
         members = [self.by_id(node_id) for _, node_id in sorted(assign.slots.items())]
         if self.paused or any(member.trains_in != assign.generation for member in members):
             return
+        if any(member.held_step is not None for member in members):
+            return
+        held = any(member.hold_generation == assign.generation for member in members)
         step = 0 if members[0].finished_step is None else members[0].finished_step + 1
         for slot, member in enumerate(members):
-            member.committed_step = None if step == 0 else step - 1
-            member.finished_step = step
+            member.committed_step = step if held else None if step == 0 else step - 1
+            member.held_step = step if held else None
+            member.finished_step = member.sealed_everywhere_step = step
             for rank in member.ranks:
                 for holder in assign.placement[slot]:
                     copies = members[holder].copies

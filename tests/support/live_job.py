@@ -15,10 +15,11 @@ import psutil
 from fault_stack import FaultStack
 from replica_cluster import map_file
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import EventModel, JobModel, NodeModel
 from gemini_ft.contracts.buffer_format import BufferState, ShardBuffer
 from gemini_ft.contracts.errors import UnavailableError
 from gemini_ft.contracts.messages import JobOutcome, JobSpec, RankState
-from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo
 from gemini_ft.localstack.processes import kill_processes
 
 __all__ = ["LiveJob", "Mark", "Undisturbed"]
@@ -124,7 +125,7 @@ class LiveJob:
         self.num_ranks = spec.num_nodes * spec.num_ranks_per_node
         self.api: ApiClient = stack.client()
         self.lines: list[Line] = []
-        self._events: list[EventInfo] = []
+        self._events: list[EventModel] = []
         self._undisturbed = undisturbed
         self._logs = Logs(folder, self.num_ranks)
         self._num_checked = 0
@@ -137,7 +138,7 @@ class LiveJob:
     # ---- what is seen
 
     @property
-    def info(self) -> JobInfo:
+    def info(self) -> JobModel:
         return self.api.job(self.job_id)
 
     @property
@@ -145,7 +146,7 @@ class LiveJob:
         return self.info.generation
 
     @property
-    def members(self) -> list[NodeInfo]:
+    def members(self) -> list[NodeModel]:
         """Nodes in slots, by slot."""
         nodes = [node for node in self.api.nodes() if node.job_id == self.job_id and node.slot is not None]
         return sorted(nodes, key=lambda node: node.slot or 0)
@@ -196,7 +197,7 @@ class LiveJob:
     def restore_source(self, rank: int) -> str:
         """Where a rank of the newest generation got its copy from."""
         with self.stack.http() as http:
-            nodes = http.get("/nodes").raise_for_status().json()
+            nodes = http.get("/nodes").raise_for_status().json()["items"]
         newest = self.generation
         (source,) = (
             known["restore_source"]
@@ -271,7 +272,7 @@ class LiveJob:
         self.wait(what, lambda: self.generation >= wanted)
         return Mark(wanted - 1, mark.num_lines)
 
-    def wait_phase(self, phase: str, timeout_s: float = PATIENCE_S) -> JobInfo:
+    def wait_phase(self, phase: str, timeout_s: float = PATIENCE_S) -> JobModel:
         self.wait(f"the job to be {phase}", lambda: self.info.phase == phase, timeout_s)
         return self.info
 
@@ -362,7 +363,7 @@ class LiveJob:
             return
         self._is_closed = True
         if self.info.outcome is None:
-            self.api.stop_job(self.job_id)
+            self.api.stop_job(self.job_id, now=True)
         try:
             # Not `self.wait`: the job may have failed, which is no failure here.
             _wait(self._nodes_are_free, f"the nodes of {self.job_id} to be free", PATIENCE_S, self.look)
@@ -400,16 +401,15 @@ class LiveJob:
         lines = (line for line in self.lines if line.kind == "restored")
         return [line for line in lines if generation is None or line.generation == generation]
 
-    def _node(self, name: str) -> NodeInfo:
+    def _node(self, name: str) -> NodeModel:
         return next(node for node in self.api.nodes() if node.name == name)
 
     def _num_lives(self, name: str) -> int:
         node_id = self._node(name).node_id
         return sum((event.kind, event.node_id) == ("node_restarted", node_id) for event in self._all_events())
 
-    def _all_events(self) -> list[EventInfo]:
-        while page := self.api.events(self._events[-1].id if self._events else 0):
-            self._events += page
+    def _all_events(self) -> list[EventModel]:
+        self._events += list(self.api.events(after=self._events[-1].id if self._events else 0))
         return self._events
 
     def _num_lines(self, rank: int) -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 from gemini_ft.contracts.messages import Address
 
-__all__ = ["TcpProxy"]
+__all__ = ["TcpProxy", "proxy_of"]
 
 
 class TcpProxy:
@@ -95,3 +96,16 @@ class TcpProxy:
                         return
                 offset += len(data)
                 await loop.sock_sendall(sink, data)
+
+
+@contextlib.asynccontextmanager
+async def proxy_of(url: str) -> AsyncIterator[tuple[TcpProxy, str]]:
+    """A proxy of the server at `url` on this machine, and the URL by which the server is reached through it."""
+    port = urlsplit(url).port
+    assert port is not None
+    proxy = TcpProxy(Address(host="127.0.0.1", port=port))
+    address = await proxy.start()
+    try:
+        yield proxy, url.replace(f":{port}", f":{address.port}")
+    finally:
+        await proxy.close()

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from gemini_ft.cli import main as cli
+from gemini_ft.cli.exit_codes import ExitCode
 from gemini_ft.contracts.errors import GeminiError
 
 
@@ -61,7 +62,7 @@ def test_a_missing_extra_is_one_sentence_and_does_not_spoil_the_help(monkeypatch
     assert listed.exit_code == 0
     assert "needs the extra `worker`" in listed.output
     used = runner.invoke(cli.build_app(["agent"], plugins), ["agent", "run", "--port", "1"])
-    assert used.exit_code == cli.EXIT_REFUSED
+    assert used.exit_code == ExitCode.REFUSED
     assert used.stderr == "error: `gemini-ft agent` needs the extra `worker`: pip install 'gemini-ft[worker]'\n"
 
 
@@ -72,7 +73,7 @@ def test_a_refusal_is_one_sentence_on_stderr_and_exit_code_2(
     monkeypatch.setattr(sys, "argv", ["gemini-ft", "group", "two"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == cli.EXIT_REFUSED
+    assert ended.value.code == ExitCode.REFUSED
     assert capsys.readouterr().err == "error: slot 3 has no node; start a standby\n"
 
 
@@ -83,7 +84,7 @@ def test_help_and_version_of_the_installed_command_import_nothing_heavy() -> Non
         "sys.argv = ['gemini-ft', *sys.argv[1:]]\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n"
-        "    heavy = {'torch', 'deepspeed', 'fastapi', 'sqlalchemy', 'numpy', 'nats'} & set(sys.modules)\n"
+        "    heavy = {'torch', 'deepspeed', 'fastapi', 'sqlalchemy', 'numpy', 'nats', 'httpx'} & set(sys.modules)\n"
         "    sys.exit(f'imported {heavy}' if heavy else end.code)\n"
     )
     for argument, expected in (("--help", "doctor"), ("--version", "gemini-ft 0.")):

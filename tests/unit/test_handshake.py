@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gemini_ft.contracts.errors import AuthenticationError
 from gemini_ft.contracts.handshake import check_proof, make_proof, new_job_key, new_nonce
 
-FACTS = ("server", "job-a", "node-a", "node-b", new_nonce(), new_nonce())
+FACTS = ("server", "job-a", "node-a", "node-b", new_nonce(), new_nonce(), "certificates")
 
 
 def test_the_right_key_passes() -> None:

@@ -8,10 +8,14 @@ import logging
 import sys
 from pathlib import Path
 
-from gemini_ft.contracts.errors import ConfigurationError, GeminiError
+from gemini_ft.contracts.errors import GeminiError
+from gemini_ft.contracts.logs import add_log_format, configure_logging
 from gemini_ft.coordinator.server import bind, serve
 from gemini_ft.coordinator.service import Coordinator
 from gemini_ft.coordinator.settings import CoordinatorSettings
+from gemini_ft.security.nats_access import NatsAccess, add_nats_options
+from gemini_ft.security.secret_files import read_secret
+from gemini_ft.security.tls import optional_server_context
 
 EXIT_REFUSED = 2
 
@@ -22,38 +26,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--database-url-file", type=Path, required=True, help="holds postgresql://user:password@host/db"
     )
-    parser.add_argument("--nats", required=True, metavar="URL", help="nats://host:port")
-    parser.add_argument("--nats-token-file", type=Path, help="holds the token for NATS")
+    add_nats_options(parser)
     parser.add_argument("--api-token-file", type=Path, required=True, help="holds the bearer token of the API")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="of the API; port 0: any free one")
+    parser.add_argument("--tls-certificate-file", type=Path, metavar="FILE", help="serve the API over https with it")
+    parser.add_argument("--tls-key-file", type=Path, metavar="FILE", help="key of that certificate")
     parser.add_argument("--ready-file", type=Path, help="gets the API's URL once it is served")
+    add_log_format(parser)
     given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_logging("coordinator", given.log_format)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         coordinator = Coordinator(
-            _read_secret(given.database_url_file, "--database-url-file"),
-            given.nats,
-            None if given.nats_token_file is None else _read_secret(given.nats_token_file, "--nats-token-file"),
+            read_secret(given.database_url_file, "--database-url-file"),
+            NatsAccess.of(given),
             CoordinatorSettings(),
         )
-        token = _read_secret(given.api_token_file, "--api-token-file")
-        listening, url = bind(given.listen)
-        asyncio.run(serve(coordinator, token, listening, url, given.ready_file))
+        token = read_secret(given.api_token_file, "--api-token-file")
+        tls = optional_server_context(given.tls_certificate_file, given.tls_key_file)
+        listening, url = bind(given.listen, encrypted=tls is not None, insecure_plaintext=given.insecure_plaintext)
+        asyncio.run(serve(coordinator, token, listening, url, given.ready_file, tls))
     except GeminiError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_REFUSED
     return 0
-
-
-def _read_secret(path: Path, option: str) -> str:
-    try:
-        secret = path.read_text().strip()
-    except OSError as error:
-        raise ConfigurationError(f"{option}: {path} cannot be read: {error.strerror}") from error
-    if not secret:
-        raise ConfigurationError(f"{option}: {path} is empty")
-    return secret
 
 
 if __name__ == "__main__":

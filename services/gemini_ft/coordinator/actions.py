@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gemini_ft.contracts.ids import Incarnation, JobId, NodeId
 from gemini_ft.contracts.messages import Order
-from gemini_ft.coordinator.state import JobPhase, StoredPlan
+from gemini_ft.coordinator.state import HoldReason, JobPhase, StoredPlan
 
 __all__ = [
     "Action",
@@ -20,10 +20,12 @@ __all__ = [
     "Dismiss",
     "End",
     "Explain",
+    "OrderHold",
     "RecordVersion",
     "Recruit",
     "Revive",
     "Send",
+    "Suspend",
     "Transition",
 ]
 
@@ -55,10 +57,11 @@ class _OfJob:
 
 @dataclass(frozen=True, slots=True)
 class Admit(_OfJob):
-    """A pending job gets its nodes and begins generation 1."""
+    """A pending job gets its nodes and begins generation 1. `note` tells where replica sets share a failure domain."""
 
     slots: dict[int, NodeId]
     standbys: tuple[NodeId, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +73,10 @@ class Recruit(_OfJob):
 
 @dataclass(frozen=True, slots=True)
 class Dismiss(_OfJob):
-    """A failed standby is no longer one."""
+    """A node without a slot no longer serves the job. `why` completes the sentence that begins with it."""
 
     node_id: NodeId
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,10 @@ class BeginGeneration(_OfJob):
 
 @dataclass(frozen=True, slots=True)
 class AssignPlan(_OfJob):
-    """Store the plan, seat the nodes, let go of those that were replaced. Durations as far as they are known."""
+    """Store the plan, seat the nodes, let go of those that were replaced unless the plan restores from them.
+
+    Durations as far as they are known.
+    """
 
     plan: StoredPlan
     cause: str
@@ -108,6 +115,21 @@ class Block(_OfJob):
 
     sentence: str
     lost: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderHold(_OfJob):
+    """From now on the ranks are to be held after a step. `why` completes "the ranks are to be held: ..."."""
+
+    reason: HoldReason
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend(_OfJob):
+    """All ranks are held at `final_step`: fence them, keep the memory, and let nothing follow."""
+
+    final_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +156,17 @@ class RecordVersion(_OfJob):
 
 
 Transition = (
-    Admit | Recruit | Dismiss | BeginGeneration | AssignPlan | CompleteRecovery | Block | End | Explain | RecordVersion
+    Admit
+    | Recruit
+    | Dismiss
+    | BeginGeneration
+    | AssignPlan
+    | CompleteRecovery
+    | Block
+    | OrderHold
+    | Suspend
+    | End
+    | Explain
+    | RecordVersion
 )
 Action = Send | Revive | Transition

@@ -10,13 +10,14 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, event, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from gemini_ft.contracts.errors import AuthenticationError, ConfigurationError
 from gemini_ft.coordinator.settings import CoordinatorSettings
 
-__all__ = ["DATABASE_ERRORS", "create_engine", "migrate", "migrations_folder"]
+__all__ = ["DATABASE_ERRORS", "create_engine", "describe", "migrate", "migrations_folder"]
 
 DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
 """What a database that is away, restarting or read-only may raise. The caller tries again with a new connection."""
@@ -25,8 +26,16 @@ _MIGRATIONS_LOCK = 0x4745_4D46_4D49
 _READ_ONLY = "25006"
 
 
-def create_engine(url: str, settings: CoordinatorSettings) -> AsyncEngine:
-    """Return a pool that outlives restarts and fail-overs of Postgres. `url` is
+def describe(error: BaseException) -> str:
+    """Return what has happened, in one line and without the statement and its values, which may be secret."""
+    if isinstance(error, NoFreeConnectionError):
+        return "all connections are in use"
+    cause = error.driver_exception if isinstance(error, DBAPIError) else error
+    return (str(cause).splitlines() or ["no answer in time"])[0]
+
+
+def create_engine(url: str, settings: CoordinatorSettings, num_connections: int) -> AsyncEngine:
+    """Return a pool of `num_connections` that outlives restarts and fail-overs of Postgres. `url` is
     postgresql://user:password@host:port/name.
     """
     if not url.startswith(("postgresql://", "postgres://")):
@@ -34,6 +43,9 @@ def create_engine(url: str, settings: CoordinatorSettings) -> AsyncEngine:
     timeout_s = settings.database_timeout.total_seconds()
     engine = create_async_engine(
         f"postgresql+asyncpg://{url.split('://', 1)[1]}",
+        hide_parameters=True,
+        pool_size=num_connections,
+        max_overflow=0,
         pool_pre_ping=True,
         pool_recycle=600,
         pool_timeout=timeout_s,

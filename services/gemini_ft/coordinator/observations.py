@@ -174,9 +174,12 @@ class Observations:
             return None
         return found
 
-    def is_done(self, node: NodeView, order: Order) -> bool:
-        """True if the node's registered life has confirmed exactly this order."""
-        return (node.node_id, node.incarnation, fingerprint(order)) in self._done
+    def is_done(self, node: NodeView, order: Order | str) -> bool:
+        """True if the node's registered life has confirmed exactly this order, which is given as its fingerprint where
+        many nodes get the same one.
+        """
+        key = order if isinstance(order, str) else fingerprint(order)
+        return (node.node_id, node.incarnation, key) in self._done
 
     def refusal(self, job_id: JobId, node: NodeId) -> str | None:
         """Why the node refused its newest order of the job, if it did."""
@@ -275,6 +278,7 @@ def _gist(heartbeat: Heartbeat) -> tuple[object, ...]:
                 status.state,
                 status.restored,
                 status.restore_error is None,
+                status.held_step,
                 status.finished_step == status.restored_step or status.finished_step is None,
             )
             for status in heartbeat.ranks

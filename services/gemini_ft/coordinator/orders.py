@@ -52,7 +52,7 @@ class Orders:
         self._clock = clock
         self._repeat_s = repeat.total_seconds()
         self._on_reply = on_reply
-        self._inbox = f"_INBOX.gemini-orders.{secrets.token_hex(8)}"
+        self._inbox = client.new_inbox()
         self._submitted: dict[tuple[NodeId, Incarnation, str], _Submitted] = {}
         self._by_subject: dict[str, _Submitted] = {}
 

@@ -1,4 +1,4 @@
-"""Gives agents their identity (docs/protocol.md, section 5)."""
+"""Gives agents their identity (docs/protocol.md, section 6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gemini_ft.contracts.errors import ConflictError, GeminiError, ProtocolError
 from gemini_ft.contracts.messages import Register, Registered, RegistrationRefused
 from gemini_ft.contracts.subjects import REGISTER
-from gemini_ft.coordinator.database import DATABASE_ERRORS
+from gemini_ft.coordinator.database import DATABASE_ERRORS, describe
 from gemini_ft.coordinator.observations import Observations
 from gemini_ft.coordinator.settings import CoordinatorSettings
 from gemini_ft.coordinator.state import NodeStatus, NodeView
@@ -62,7 +62,7 @@ class Registration:
             _log.warning("registration refused: %s", error)
             answer = RegistrationRefused(error=error.to_wire())
         except DATABASE_ERRORS as error:
-            _log.warning("no answer to a registration, the agent will ask again: %s", error)
+            _log.warning("no answer to a registration, the agent will ask again: %s", describe(error))
             return
         await message.respond(answer.model_dump_json().encode())
         self._on_registered()

@@ -8,25 +8,33 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import uvicorn
 
 from gemini_ft.contracts.errors import ConfigurationError
 from gemini_ft.coordinator.api.app import create_app
+from gemini_ft.coordinator.api.streams import Streams
 from gemini_ft.coordinator.service import Coordinator
+from gemini_ft.security.exposure import require_encryption
 
-__all__ = ["bind", "serve"]
+__all__ = ["bind", "make_server", "serve"]
 
+_UNREAD_LIMIT = timedelta(seconds=20)
 _log = logging.getLogger("gemini_ft.coordinator.server")
 
 
 class _Server(uvicorn.Server):
     """Announces itself, and leaves the signals to `serve`."""
 
-    def __init__(self, config: uvicorn.Config, url: str, ready_file: Path | None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, url: str, ready_file: Path | None, end_streams: Callable[[], None]
+    ) -> None:
         super().__init__(config)
+        self._end_streams = end_streams
         self._url = url
         self._ready_file = ready_file
 
@@ -42,34 +50,81 @@ class _Server(uvicorn.Server):
             draft.write_text(f"{self._url}\n")
             draft.replace(self._ready_file)
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Streams have no end of their own, and the server waits for what is being answered.
+        self._end_streams()
+        await super().shutdown(sockets)
 
-def bind(listen: str) -> tuple[socket.socket, str]:
-    """Bind HOST:PORT (port 0: any free one) and return the socket and its URL.
+
+def bind(
+    listen: str, unread_limit: timedelta = _UNREAD_LIMIT, *, encrypted: bool = False, insecure_plaintext: bool = False
+) -> tuple[socket.socket, str]:
+    """Bind HOST:PORT (port 0: any free one) and return the socket and its URL. A client that takes nothing of what is
+    sent to it for `unread_limit` is dropped.
 
     Raises:
-        ConfigurationError: the address is malformed or cannot be bound.
+        ConfigurationError: the address is malformed or cannot be bound, or tokens would reach it unencrypted.
     """
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
     if not host or not port.isdigit():
         raise ConfigurationError(f"--listen is {listen!r}; give HOST:PORT, for instance 127.0.0.1:0")
+    require_encryption(
+        f"the API on {listen}",
+        host,
+        encrypted=encrypted,
+        insecure_plaintext=insecure_plaintext,
+        remedy="give --tls-certificate-file and --tls-key-file",
+    )
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         bound = socket.create_server((host, int(port)), family=family)
+        # Accepted sockets inherit both. asyncio sets the second only where the protocol is named, which it is not here.
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_limit.total_seconds() * 1000))
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"cannot listen on {listen}: {error}; choose another --listen") from error
     shown = f"[{host}]" if ":" in host else host
-    return bound, f"http://{shown}:{bound.getsockname()[1]}"
+    return bound, f"{'https' if encrypted else 'http'}://{shown}:{bound.getsockname()[1]}"
+
+
+def make_server(
+    coordinator: Coordinator,
+    token: str,
+    url: str,
+    ready_file: Path | None = None,
+    streams: Streams | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> uvicorn.Server:
+    """Return what serves the API of an open coordinator; `should_exit` ends it, streams included."""
+    streams = streams or Streams()
+    config = uvicorn.Config(
+        create_app(coordinator, token, streams),
+        http="h11",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
+    )
+
+    def end_streams() -> None:
+        streams.end()
+        coordinator.feed.end()
+
+    return _Server(config, url, ready_file, end_streams)
 
 
 async def serve(
-    coordinator: Coordinator, token: str, listening: socket.socket, url: str, ready_file: Path | None = None
+    coordinator: Coordinator,
+    token: str,
+    listening: socket.socket,
+    url: str,
+    ready_file: Path | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Run until SIGINT or SIGTERM. Raises what ends the coordinator before that."""
-    config = uvicorn.Config(
-        create_app(coordinator, token), log_config=None, access_log=False, timeout_graceful_shutdown=2
-    )
-    server = _Server(config, url, ready_file)
+    server = make_server(coordinator, token, url, ready_file, tls=tls)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, setattr, server, "should_exit", True)

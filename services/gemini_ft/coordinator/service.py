@@ -7,32 +7,39 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from datetime import timedelta
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig
 from pydantic import ValidationError
+from sqlalchemy.pool import QueuePool
 
 from gemini_ft.contracts.errors import UnavailableError
 from gemini_ft.contracts.ids import JobId, NodeId
 from gemini_ft.contracts.messages import Assign, Heartbeat, Order, OrderReply, Verdict, VerdictKind
-from gemini_ft.contracts.subjects import HEARTBEATS, VERDICT_STREAM, VERDICTS
+from gemini_ft.contracts.permissions import NatsRole
+from gemini_ft.contracts.subjects import HEARTBEATS, VERDICT_CONSUMER, VERDICT_STREAM, VERDICTS
 from gemini_ft.coordinator import broker
 from gemini_ft.coordinator.actions import Action, AssignPlan, Explain, RecordVersion, Revive, Send
-from gemini_ft.coordinator.database import DATABASE_ERRORS, create_engine, migrate
+from gemini_ft.coordinator.cluster_view import ClusterView
+from gemini_ft.coordinator.database import DATABASE_ERRORS, create_engine, describe, migrate
+from gemini_ft.coordinator.event_feed import EventFeed
 from gemini_ft.coordinator.leader import Leadership
+from gemini_ft.coordinator.metrics import CoordinatorMetrics
 from gemini_ft.coordinator.observations import Observations
 from gemini_ft.coordinator.orders import Orders
-from gemini_ft.coordinator.reconcile import decide
+from gemini_ft.coordinator.queries import Queries
+from gemini_ft.coordinator.reconcile import decisions
 from gemini_ft.coordinator.registration import Registration
 from gemini_ft.coordinator.settings import CoordinatorSettings
-from gemini_ft.coordinator.state import Cluster
 from gemini_ft.coordinator.store import Store
+from gemini_ft.coordinator.wishes import Wishes
+from gemini_ft.security.nats_access import NatsAccess
 
 __all__ = ["Coordinator"]
 
 _log = logging.getLogger("gemini_ft.coordinator")
-_CONSUMER = "coordinator"
 _FETCH_S = 1.0
 _REDELIVER_S = 2.0
 _RETRY_S = 0.2
@@ -45,26 +52,29 @@ class Coordinator:
     def __init__(
         self,
         database_url: str,
-        nats_url: str,
-        nats_token: str | None,
+        access: NatsAccess,
         settings: CoordinatorSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.seen = Observations(clock)
-        self.engine = create_engine(database_url, settings)
-        self.store = Store(self.engine, settings.num_kept_versions)
-        self.leadership = Leadership(database_url, settings, self._leadership_changed)
+        self.engine = create_engine(database_url, settings, settings.num_api_connections)
+        self._control_engine = create_engine(database_url, settings, settings.num_control_connections)
+        self.store = Store(self._control_engine, settings.num_kept_versions)
+        self.wishes = Wishes(self.engine.begin)
+        self.queries = Queries(self.engine)
+        self.view = ClusterView(lambda: self.store.load(self.seen.job_ids()), clock, settings.tick)
+        self.feed = EventFeed(self.queries, settings.tick)
+        self.metrics = CoordinatorMetrics(self)
+        self.leadership = Leadership(database_url, settings, lambda: self.is_connected, self._leadership_changed)
         self._clock = clock
-        self._nats_url = nats_url
-        self._nats_token = nats_token
+        self._nats_url = access.url
+        self._nats_options = access.options(NatsRole.COORDINATOR)
         self._news = asyncio.Event()
         self._leading = asyncio.Event()
         self._verdicts: list[Msg] = []
         self._recorded_at: dict[tuple[JobId, type[Action]], float] = {}
-        self._cluster: Cluster | None = None
-        self._loaded_at = 0.0
         self._client: Client | None = None
         self._orders: Orders | None = None
 
@@ -77,7 +87,7 @@ class Coordinator:
         """
         await self._migrate()
         client = await broker.connect(
-            self._nats_url, self._nats_token, self.settings.startup_timeout, on_reconnect=self._on_reconnect
+            self._nats_url, self._nats_options, self.settings.startup_timeout, on_reconnect=self._on_reconnect
         )
         self._client = client
         self._orders = Orders(client, self._clock, self.settings.order_repeat, self._on_reply)
@@ -90,7 +100,14 @@ class Coordinator:
     async def run(self) -> None:
         """Lead whenever possible, until cancelled."""
         running = {
-            asyncio.create_task(part) for part in (self.leadership.run(), self._hear_verdicts(), self._reconcile())
+            asyncio.create_task(part)
+            for part in (
+                self.leadership.run(),
+                self._hear_verdicts(),
+                self._reconcile(),
+                self.view.run(),
+                self.feed.run(),
+            )
         }
         try:
             ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -107,22 +124,48 @@ class Coordinator:
         """Let go of both connections."""
         if self._client is not None:
             await self._client.close()
-        await self.engine.dispose()
+        for engine in (self.engine, self._control_engine):
+            await engine.dispose()
 
     def wake(self) -> None:
         """The database has changed: look at it now."""
-        self._cluster = None
+        self.view.invalidate()
         self._news.set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether NATS can be talked to now."""
+        return self._client is not None and self._client.is_connected
+
+    def num_database_connections(self) -> dict[str, int]:
+        """Count the connections of both pools by what they do."""
+        counts = {"in_use": 0, "idle": 0}
+        for engine in (self.engine, self._control_engine):
+            assert isinstance(engine.pool, QueuePool)
+            counts["in_use"] += engine.pool.checkedout()
+            counts["idle"] += engine.pool.checkedin()
+        return counts
 
     async def unready(self) -> str | None:
         """Why this process cannot serve at present; None if it can."""
-        if self._client is None or not self._client.is_connected:
+        if not self.is_connected:
             return f"NATS at {self._nats_url} is not connected"
         try:
             async with asyncio.timeout(self.settings.database_timeout.total_seconds()):
-                return None if await self.store.is_writable() else "the database is read-only"
+                await self.queries.write()
         except DATABASE_ERRORS as error:
-            return f"the database cannot be reached: {error}"
+            return f"the database takes no writes: {describe(error)}"
+        return None
+
+    async def ask(self, subject: str, question: bytes, timeout: timedelta) -> bytes:
+        """Ask whoever listens on `subject`.
+
+        Raises:
+            TimeoutError: no answer has come in time.
+            nats.errors.Error: nobody listens, or NATS is away.
+        """
+        assert self._client is not None
+        return (await self._client.request(subject, question, timeout=timeout.total_seconds())).data
 
     # ---- hearing
 
@@ -132,6 +175,7 @@ class Coordinator:
         except ValidationError as error:
             _log.warning("ignored a message on %s that is no heartbeat: %s", message.subject, _first(error))
             return
+        self.metrics.heartbeats.inc()
         if self.seen.hear(heartbeat):
             self._news.set()
 
@@ -141,6 +185,7 @@ class Coordinator:
 
     async def _on_reconnect(self) -> None:
         _log.info("connected to NATS again")
+        self.metrics.nats_reconnects.inc()
         if self._orders is not None:
             self._orders.repeat_all()
         self._news.set()
@@ -164,8 +209,9 @@ class Coordinator:
     async def _hear_verdicts_while_leading(self) -> None:
         assert self._client is not None
         await broker.ensure_verdict_stream(self._client)
+        await broker.ensure_imports_bucket(self._client)
         subscription = await self._client.jetstream().pull_subscribe(
-            VERDICTS, durable=_CONSUMER, stream=VERDICT_STREAM, config=ConsumerConfig(ack_wait=_REDELIVER_S)
+            VERDICTS, durable=VERDICT_CONSUMER, stream=VERDICT_STREAM, config=ConsumerConfig(ack_wait=_REDELIVER_S)
         )
         try:
             while self.leadership.held:
@@ -187,9 +233,10 @@ class Coordinator:
             if not self.leadership.held:
                 continue
             try:
-                await self._pass()
+                with self.metrics.pass_seconds.time():
+                    await self._pass()
             except DATABASE_ERRORS as error:
-                _log.warning("will try again: %s", error)
+                _log.warning("will try again: %s", describe(error))
                 await asyncio.sleep(_RETRY_S)
             except broker.BROKER_ERRORS as error:
                 _log.warning("will try again: NATS: %s", error)
@@ -201,19 +248,21 @@ class Coordinator:
             await self._take_verdict(message)
         phases: list[tuple[JobId, int, dict[str, float]]] = []
         for _ in range(_MAX_ROUNDS):
-            cluster = await self._load()
+            cluster = await self.view.current()
             for job in cluster.jobs.values():
                 self.seen.note_phase(job.job_id, job.generation, job.phase)
             begun_at = self._clock()
-            changed = [
-                await self._act(action, begun_at, phases)
-                for action in decide(cluster, self.seen, begun_at, self.settings)
-            ]
+            actions: list[Action] = []
+            for part in decisions(cluster, self.seen, begun_at, self.settings):
+                actions += part
+                await asyncio.sleep(0)  # requests and heartbeats need not wait for all of it
+            changed = [await self._act(action, begun_at, phases) for action in actions]
             if not any(changed):
                 break
-            self._cluster = None
+            self.view.invalidate(for_readers=False)
         for job_id, generation, added in phases:
             await self.store.add_phases(job_id, generation, added)
+            self.metrics.recoveries.add_phases(generation, added)
         # Only now are the verdicts' effects stored: had this process died before, they would be delivered again.
         for message in verdicts:
             self._verdicts.remove(message)
@@ -223,22 +272,14 @@ class Coordinator:
         generations = {job.job_id: job.generation for job in cluster.jobs.values()}
         self.seen.forget(generations, lives, 10 * self.settings.silence.total_seconds())
 
-    async def _load(self) -> Cluster:
-        """Read the database, unless the last reading still holds: hardly anybody but this loop changes it without
-        `wake`.
-        """
-        if self._cluster is None or self._clock() - self._loaded_at > self.settings.tick.total_seconds():
-            self._loaded_at = self._clock()
-            self._cluster = await self.store.load(self.seen.job_ids())
-        return self._cluster
-
     async def _act(self, action: Action, begun_at: float, phases: list[tuple[JobId, int, dict[str, float]]]) -> bool:
         """Carry out an action; True if it has changed what the next decision is made from."""
         match action:
             case Send():
                 assert self._orders is not None
                 if await self._orders.submit(action) and isinstance(action.order, Assign):
-                    _log.info("assign generation %d to %s", action.order.generation, action.node_id)
+                    about = action.order.model_dump(include={"job_id", "generation"}) | {"node_id": action.node_id}
+                    _log.info("assign generation %d to %s", action.order.generation, action.node_id, extra=about)
                 return False
             case Revive():
                 return await self.store.revive(action)
@@ -247,12 +288,14 @@ class Coordinator:
                 last = self._recorded_at.get(key, float("-inf"))
                 if self._clock() - last >= self.settings.record_interval.total_seconds():
                     self._recorded_at[key] = self._clock()
-                    await self.store.apply(action)
-                    self._cluster = None
+                    await self.store.apply(action)  # to be read with the next tick, nobody waits for it
                 return False
             case _:
                 applied = await self.store.apply(action)
-                _log.info("%s %s", "done:" if applied else "too late:", action)
+                about = {"job_id": action.job_id, "generation": action.generation}
+                _log.info("%s %s", "done:" if applied else "too late:", action, extra=about)
+                if applied:
+                    self.metrics.recoveries.note(action)
                 if applied and isinstance(action, AssignPlan):
                     self.seen.note_assigned(action.job_id, action.generation)
                     phases.append((action.job_id, action.generation, {"plan": self._clock() - begun_at}))
@@ -269,19 +312,19 @@ class Coordinator:
             self.seen.hear_rank_verdict(verdict)
         elif self.seen.hear_node_verdict(verdict):
             await self.store.record_verdict(verdict)
-            self._cluster = None
+            self.view.invalidate(for_readers=False)
 
     async def _migrate(self) -> None:
         deadline = self._clock() + self.settings.startup_timeout.total_seconds()
         while True:
             try:
-                return await migrate(self.engine)
+                return await migrate(self._control_engine)
             except DATABASE_ERRORS as error:
                 if self._clock() > deadline:
                     raise UnavailableError(
-                        f"the database cannot be used: {error}; check --database-url-file"
+                        f"the database cannot be used: {describe(error)}; check --database-url-file"
                     ) from error
-                _log.warning("the database cannot be used yet: %s", error)
+                _log.warning("the database cannot be used yet: %s", describe(error))
             await asyncio.sleep(_RETRY_S)
 
 

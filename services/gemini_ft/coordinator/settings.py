@@ -39,14 +39,25 @@ class CoordinatorSettings:
     database_timeout: timedelta = timedelta(seconds=5)
     """Bound on connecting to Postgres and on every statement."""
 
+    num_control_connections: int = 5
+    """To Postgres, for the leader's loop and registration: no number of requests of people holds these up."""
+
+    num_api_connections: int = 15
+    """To Postgres, for requests of people; those that find none free wait for `database_timeout` at most."""
+
     startup_timeout: timedelta = timedelta(seconds=30)
     """Bound on the first connection to Postgres and NATS."""
 
     leader_retry: timedelta = timedelta(milliseconds=250)
     """A coordinator that does not lead tries this often to take over."""
 
-    leader_ping: timedelta = timedelta(seconds=1)
+    leader_ping: timedelta = timedelta(milliseconds=500)
     """The leader checks this often that it still holds the lock."""
+
+    leader_lease: timedelta = timedelta(seconds=2)
+    """A leader of which Postgres has not heard for this time leads no longer. A recovery waits for its successor, so
+    this is short; four pings fit in.
+    """
 
     num_kept_versions: int = 1000
     """Recorded versions older than this many steps are dropped."""

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from gemini_ft.contracts.api import Decision, HoldReason, JobPhase, NodeStatus
 from gemini_ft.contracts.frames import Message
 from gemini_ft.contracts.ids import Incarnation, JobId, NodeId
-from gemini_ft.contracts.messages import Address, JobOutcome, JobSpec, Placement
+from gemini_ft.contracts.messages import Address, JobSpec, Placement
 from gemini_ft.planning.recovery import Geometry
 
-__all__ = ["Cluster", "Decision", "JobPhase", "JobView", "NodeStatus", "NodeView", "StoredPlan"]
-
-
-class JobPhase(enum.StrEnum):
-    """Where a job stands; transitions compare it and the generation."""
-
-    PENDING = "pending"
-    FENCING = "fencing"
-    ASSIGNED = "assigned"
-    RUNNING = "running"
-    BLOCKED = "blocked"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-    @property
-    def outcome(self) -> JobOutcome | None:
-        """How the job ended; None while it has not."""
-        return JobOutcome(self.value) if self in _ENDED else None
-
-
-_ENDED = (JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.STOPPED)
-
-
-class NodeStatus(enum.StrEnum):
-    """The detector's newest verdict about a node."""
-
-    ALIVE = "alive"
-    SUSPECTED = "suspected"
-    FAILED = "failed"
-
-
-class Decision(enum.StrEnum):
-    """What a person may decide about a blocked job."""
-
-    RESTART_FROM_ZERO = "restart_from_zero"
-    STOP = "stop"
+__all__ = ["Cluster", "Decision", "HoldReason", "JobPhase", "JobView", "NodeStatus", "NodeView", "StoredPlan"]
 
 
 class StoredPlan(Message):
@@ -63,7 +27,10 @@ class StoredPlan(Message):
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A registered node. `judged_sequence` is that of the newest heartbeat that the verdict `status` rests on."""
+    """A registered node. `judged_sequence` is that of the newest heartbeat that the verdict `status` rests on.
+
+    `labels` are the agent's with the operators' over them. A node that is `draining` is `cordoned` too.
+    """
 
     node_id: NodeId
     incarnation: Incarnation
@@ -75,6 +42,9 @@ class NodeView:
     job_id: JobId | None
     slot: int | None
     registered_at: datetime
+    cordoned: bool = False
+    draining: bool = False
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +67,11 @@ class JobView:
     progress_step: int | None
     committed_step: int | None
     created_at: datetime
+    hold_reason: HoldReason = HoldReason.NONE
+    checkpoint_requests: int = 0
+    checkpoint_after_step: int | None = None
+    final_step: int | None = None
+    deleted: bool = False
     slots: Mapping[int, NodeId] = field(default_factory=dict)
     standbys: tuple[NodeId, ...] = ()
     plan: StoredPlan | None = None

@@ -8,11 +8,11 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, DateTime, ForeignKey, Index, MetaData, Text, func
+from sqlalchemy import BigInteger, DateTime, ForeignKey, Index, MetaData, Text, false, func
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-__all__ = ["Base", "Event", "Generation", "Job", "Node", "Recovery", "Slot", "Version"]
+__all__ = ["Base", "Event", "Generation", "IdempotencyKey", "Job", "Node", "Recovery", "Slot", "Token", "Version"]
 
 
 class Base(DeclarativeBase):
@@ -56,6 +56,15 @@ class Job(Base):
     """Lost nodes whose memory is missing."""
     num_fruitless_recoveries: Mapped[int] = mapped_column(default=0)
     progress_step: Mapped[int | None]
+    hold_reason: Mapped[str] = mapped_column(default="", server_default="")
+    """Why the ranks are to be held (a HoldReason)."""
+    checkpoint_requests: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Rises whenever a person asks for a checkpoint."""
+    checkpoint_after_step: Mapped[int | None]
+    """The newest step when that was asked: a newer committed version answers it."""
+    final_step: Mapped[int | None]
+    """The version that a suspended job holds."""
+    deleted_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -73,6 +82,13 @@ class Node(Base):
     status: Mapped[str]
     judged_sequence: Mapped[int] = mapped_column(default=0)
     job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id"), index=True)
+    cordoned: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Gets no new slot and no standby's part."""
+    draining: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Its job is to replace it; it is cordoned as well."""
+    operator_labels: Mapped[dict[str, Any]] = mapped_column(default=dict, server_default="{}")
+    """Count more than the agent's own `labels`."""
+    removed_at: Mapped[datetime | None]
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -141,3 +157,33 @@ class Event(Base):
     node_id: Mapped[str | None]
     generation: Mapped[int | None]
     message: Mapped[str]
+
+
+class Token(Base):
+    """A bearer token, of which only the hash is known. `job_ids` None: all jobs."""
+
+    __tablename__ = "tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    role: Mapped[str]
+    job_ids: Mapped[list[str] | None]
+    token_sha256: Mapped[str] = mapped_column(unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None]
+    last_used_at: Mapped[datetime | None]
+
+
+class IdempotencyKey(Base):
+    """The first answer to a request that may be repeated."""
+
+    __tablename__ = "idempotency_keys"
+
+    token_id: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    request_sha256: Mapped[str]
+    status: Mapped[int]
+    body: Mapped[dict[str, Any]]
+    etag: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now(), index=True)

@@ -7,19 +7,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import case, delete, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.expression import bindparam
 
 from gemini_ft.contracts.ids import JobId, NodeId
 from gemini_ft.coordinator import actions
-from gemini_ft.coordinator.state import JobPhase, NodeStatus
+from gemini_ft.coordinator.state import HoldReason, JobPhase, NodeStatus
 from gemini_ft.coordinator.tables import Event, Generation, Job, Node, Recovery, Slot, Version
 
 __all__ = ["MovedOnError", "add_phases", "apply", "begin_generation", "end_job", "open_recovery", "record_event"]
 
 _EVENTS_LOCK = 0x4745_4D46_4556
+_KEEP_STOP = case((Job.hold_reason == HoldReason.STOP, Job.hold_reason), else_="")
 
 
 class MovedOnError(Exception):
@@ -40,6 +41,8 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
             await _take(connection, action.job_id, [*action.slots.values(), *action.standbys])
             await _seat(connection, action.job_id, action.slots)
             await begin_generation(connection, action.job_id, action.generation + 1, cause)
+            if action.note:
+                await record_event(connection, "domains_shared", action.note, (action.job_id, action.generation + 1))
         case actions.Recruit():
             await _move(connection, action, action.phase)
             await _take(connection, action.job_id, [action.node_id])
@@ -48,7 +51,7 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
         case actions.Dismiss():
             await _move(connection, action, action.phase)
             await _release(connection, action.job_id, [action.node_id])
-            message = f"standby {action.node_id} has failed"
+            message = f"{action.node_id} {action.why}: it no longer serves the job"
             await record_event(connection, "standby_dismissed", message, where, action.node_id)
         case actions.BeginGeneration():
             await _move(
@@ -58,6 +61,7 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
                 generation=action.generation + 1,
                 cause=action.cause,
                 blocked_by=[],
+                hold_reason=_KEEP_STOP,
                 num_fruitless_recoveries=action.num_fruitless_recoveries,
                 progress_step=action.progress_step,
             )
@@ -79,6 +83,12 @@ async def apply(connection: AsyncConnection, action: actions.Transition, num_kep
         case actions.Block():
             await _move(connection, action, JobPhase.BLOCKED, cause=action.sentence, blocked_by=list(action.lost))
             await record_event(connection, "job_blocked", action.sentence, where)
+        case actions.OrderHold():
+            held = JobPhase.STOPPING if action.reason is HoldReason.STOP else action.phase
+            await _move(connection, action, held, hold_reason=action.reason)
+            await record_event(connection, "hold_ordered", f"the ranks are to be held: {action.why}", where)
+        case actions.Suspend():
+            await _suspend(connection, action)
         case actions.End():
             await _move(connection, action, action.ended)
             await end_job(connection, where, action.ended, action.cause)
@@ -133,7 +143,7 @@ async def add_phases(
 async def end_job(connection: AsyncConnection, where: tuple[JobId, int], phase: JobPhase, cause: str) -> None:
     """End a job in `phase`: let go of its nodes, and close what is open."""
     job_id = where[0]
-    values = {"phase": phase, "cause": cause, "waiting_for": "", "blocked_by": []}
+    values = {"phase": phase, "cause": cause, "waiting_for": "", "blocked_by": [], "hold_reason": ""}
     await connection.execute(update(Job).where(Job.id == job_id).values(**values))
     await connection.execute(update(Node).where(Node.job_id == job_id).values(job_id=None))
     await connection.execute(delete(Slot).where(Slot.job_id == job_id))
@@ -169,7 +179,7 @@ async def _move(connection: AsyncConnection, action: actions.Transition, phase: 
 
 
 async def _take(connection: AsyncConnection, job_id: JobId, nodes: Sequence[NodeId]) -> None:
-    free = (Node.id.in_(nodes), Node.job_id.is_(None), Node.status == NodeStatus.ALIVE)
+    free = (Node.id.in_(nodes), Node.job_id.is_(None), Node.status == NodeStatus.ALIVE, Node.cordoned.is_(False))
     taken = await connection.execute(update(Node).where(*free).values(job_id=job_id))
     if taken.rowcount != len(nodes):
         raise MovedOnError
@@ -191,7 +201,8 @@ async def _assign(connection: AsyncConnection, action: actions.AssignPlan) -> No
     seated = await connection.execute(select(Slot.slot, Slot.node_id).where(Slot.job_id == action.job_id))
     replaced = {row.slot: row.node_id for row in seated if plan.slots[row.slot] != row.node_id}
     if replaced:
-        await _release(connection, action.job_id, list(replaced.values()))
+        sources = {node_id for having in plan.sources.values() for node_id in having}
+        await _release(connection, action.job_id, [node_id for node_id in replaced.values() if node_id not in sources])
         await connection.execute(delete(Slot).where(Slot.job_id == action.job_id))
         await _seat(connection, action.job_id, plan.slots)
     await connection.execute(
@@ -222,11 +233,24 @@ async def _supersede(connection: AsyncConnection, job_id: JobId) -> None:
 
 async def _record_version(connection: AsyncConnection, action: actions.RecordVersion, num_kept: int) -> None:
     await _move(connection, action, action.phase)
-    version = {"job_id": action.job_id, "generation": action.committed_in, "step": action.step}
-    await connection.execute(insert(Version).values(**version).on_conflict_do_nothing())
+    await _insert_version(connection, action.job_id, action.committed_in, action.step)
     await connection.execute(
         delete(Version).where(Version.job_id == action.job_id, Version.step <= action.step - num_kept)
     )
+
+
+async def _suspend(connection: AsyncConnection, action: actions.Suspend) -> None:
+    generation, cause = action.generation + 1, f"stopped by a person; step {action.final_step} is kept in memory"
+    values = {"generation": generation, "cause": cause, "final_step": action.final_step, "hold_reason": ""}
+    await _move(connection, action, JobPhase.SUSPENDED, **values)
+    await _insert_version(connection, action.job_id, action.generation, action.final_step)
+    await begin_generation(connection, action.job_id, generation, cause)
+    await record_event(connection, "job_suspended", cause, (action.job_id, generation))
+
+
+async def _insert_version(connection: AsyncConnection, job_id: JobId, generation: int, step: int) -> None:
+    version = {"job_id": job_id, "generation": generation, "step": step}
+    await connection.execute(insert(Version).values(**version).on_conflict_do_nothing())
 
 
 def _in_ms(phases_s: Mapping[str, float]) -> dict[str, float]:

@@ -12,10 +12,12 @@ from gemini_ft.contracts.messages import Heartbeat, RankState, RankStatus, Verdi
 from gemini_ft.failure_detector.accrual import ArrivalWindow
 from gemini_ft.failure_detector.settings import DetectorSettings
 
-__all__ = ["Judge"]
+__all__ = ["Judge", "NodeState"]
 
 
-class _State(enum.Enum):
+class NodeState(enum.StrEnum):
+    """What the detector holds of a node."""
+
     ALIVE = enum.auto()
     SUSPECTED = enum.auto()
     FAILED = enum.auto()
@@ -27,7 +29,7 @@ class _Node:
     window: ArrivalWindow
     heard_at: float
     judged_from: float
-    state: _State = _State.ALIVE
+    state: NodeState = NodeState.ALIVE
     timing: bool = True
     """Whether the next arrival ends an interval that tells something about the node's rhythm."""
     past_lives: set[str] = field(default_factory=set)
@@ -38,7 +40,7 @@ class _Job:
     generation: int
     progress_at: float
     broken: bool = False
-    progress: dict[int, tuple[int, int | None, bool, RankState]] = field(default_factory=dict)
+    progress: dict[int, tuple[int, int | None, int | None, bool, RankState]] = field(default_factory=dict)
     exits_told: set[int] = field(default_factory=set)
     hang_told: bool = False
 
@@ -72,7 +74,7 @@ class Judge:
     def hear(self, heartbeat: Heartbeat, now: float) -> list[Verdict]:
         """Take a heartbeat that has just arrived. One that is repeated, late or of a past life changes nothing."""
         node = self._nodes.get(heartbeat.node_id)
-        was_blamed = node is not None and node.state is not _State.ALIVE
+        was_blamed = node is not None and node.state is not NodeState.ALIVE
         if node is None:
             node = self._nodes[heartbeat.node_id] = self._new_node(heartbeat, now)
         elif heartbeat.incarnation in node.past_lives:
@@ -118,6 +120,13 @@ class Judge:
         verdicts = [verdict for node in self._nodes.values() for verdict in self._judge(node, now)]
         return verdicts + [verdict for job_id, job in self._jobs.items() for verdict in self._hangs(job_id, job, now)]
 
+    def suspicions(self, now: float) -> dict[str, tuple[NodeState, float]]:
+        """Return of every known node how it was judged last, and the suspicion that its silence until now deserves."""
+        return {
+            node_id: (node.state, self._phi(node, self._settings.acceptable_pause_s, now))
+            for node_id, node in self._nodes.items()
+        }
+
     # ---- heartbeats
 
     def _new_node(self, heartbeat: Heartbeat, now: float, *, timing: bool = True) -> _Node:
@@ -134,13 +143,13 @@ class Judge:
     def _hear_again(self, node: _Node, heartbeat: Heartbeat, now: float) -> None:
         if heartbeat.interval_s != node.heartbeat.interval_s:
             node.window = self._new_window(heartbeat)
-        elif node.timing and node.state is _State.ALIVE:
+        elif node.timing and node.state is NodeState.ALIVE:
             # A silence that looked like a death is an outage, not the node's rhythm.
             node.window.add(now - node.heard_at)
         node.heartbeat = heartbeat
         node.heard_at = node.judged_from = now
         node.timing = True
-        node.state = _State.ALIVE
+        node.state = NodeState.ALIVE
 
     def _follow_job(self, heartbeat: Heartbeat, now: float) -> _Job | None:
         if heartbeat.job_id is None:
@@ -150,7 +159,7 @@ class Judge:
             job = self._jobs[heartbeat.job_id] = _Job(heartbeat.ordered_generation, progress_at=now)
         for status in heartbeat.ranks:
             if status.generation == job.generation:
-                progress = (status.pid, status.finished_step, status.restored, status.state)
+                progress = (status.pid, status.finished_step, status.held_step, status.restored, status.state)
                 if job.progress.get(status.rank) != progress:
                     job.progress[status.rank] = progress
                     job.progress_at = now
@@ -174,7 +183,7 @@ class Judge:
 
     def _grant_grace(self, now: float) -> None:
         for node in self._nodes.values():
-            if node.state is not _State.FAILED:
+            if node.state is not NodeState.FAILED:
                 node.judged_from = now + self._settings.grace_s
                 node.heard_at = now
                 node.timing = False
@@ -184,7 +193,7 @@ class Judge:
     def _reason_to_hold(self, now: float) -> str:
         if self._broker_silent:
             return f"the broker has not returned a message of the detector for {now - self._echoed_at:.1f} s"
-        living = [node for node in self._nodes.values() if node.state is not _State.FAILED]
+        living = [node for node in self._nodes.values() if node.state is not NodeState.FAILED]
         silent = [node for node in living if self._looks_silent(node, now)]
         newest = max((node.heard_at for node in silent), default=now)
         together = [node for node in silent if newest - node.heard_at <= self._settings.mass_silence_window_s]
@@ -219,14 +228,14 @@ class Judge:
         return self._settings.acceptable_pause_s if is_broken else self._settings.patience_s
 
     def _judge(self, node: _Node, now: float) -> Iterator[Verdict]:
-        if node.state is _State.FAILED or not self._looks_silent(node, now):
+        if node.state is NodeState.FAILED or not self._looks_silent(node, now):
             return
-        if node.state is _State.ALIVE:
-            node.state = _State.SUSPECTED
+        if node.state is NodeState.ALIVE:
+            node.state = NodeState.SUSPECTED
             yield self._silence(VerdictKind.SUSPECTED, node, self._settings.acceptable_pause_s, now)
         pause_s = self._pause_s(node)
         if self._phi(node, pause_s, now) >= self._settings.fail_phi:
-            node.state = _State.FAILED
+            node.state = NodeState.FAILED
             yield self._silence(VerdictKind.FAILED, node, pause_s, now)
 
     def _silence(self, kind: VerdictKind, node: _Node, pause_s: float, now: float) -> Verdict:
@@ -236,7 +245,7 @@ class Judge:
 
     def _forget(self, now: float) -> None:
         for node_id, node in list(self._nodes.items()):
-            if node.state is _State.FAILED and now - node.heard_at > self._settings.forget_s:
+            if node.state is NodeState.FAILED and now - node.heard_at > self._settings.forget_s:
                 del self._nodes[node_id]
         present = {node.heartbeat.job_id for node in self._nodes.values()}
         for job_id in self._jobs.keys() - present:
@@ -248,9 +257,10 @@ class Judge:
         running = [
             (-1 if status.finished_step is None else status.finished_step, status.rank, node)
             for node in self._nodes.values()
-            if node.heartbeat.job_id == job_id and node.state is _State.ALIVE
+            if node.heartbeat.job_id == job_id and node.state is NodeState.ALIVE
             for status in node.heartbeat.ranks
-            if status.generation == job.generation and status.state is RankState.RUNNING
+            # A rank that is held waits on purpose, and bounds that wait itself.
+            if (status.generation, status.state, status.held_step) == (job.generation, RankState.RUNNING, None)
         ]
         if job.hang_told or not running:
             return

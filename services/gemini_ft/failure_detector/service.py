@@ -1,9 +1,11 @@
 """The detector on NATS: heartbeats in by core NATS, verdicts out through JetStream."""
 
 import asyncio
+import contextlib
 import logging
+import ssl
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 import nats.errors
@@ -16,17 +18,17 @@ from pydantic import ValidationError
 
 from gemini_ft.contracts import subjects
 from gemini_ft.contracts.errors import AuthenticationError
-from gemini_ft.contracts.messages import Heartbeat, Verdict
-from gemini_ft.failure_detector.judge import Judge
+from gemini_ft.contracts.messages import Heartbeat, Verdict, VerdictKind
+from gemini_ft.contracts.permissions import NatsRole
+from gemini_ft.failure_detector.judge import Judge, NodeState
 from gemini_ft.failure_detector.settings import DetectorSettings
+from gemini_ft.security.nats_access import NatsAccess
 
-__all__ = ["HEARTBEAT_STREAM", "FailureDetector"]
-
-HEARTBEAT_STREAM = "GEMINI_HEARTBEATS"
-"""Keeps the newest heartbeat of every node, by which a restarted detector knows whom to expect."""
+__all__ = ["FailureDetector"]
 
 _log = logging.getLogger("gemini_ft.failure_detector")
 _CONNECT_TIMEOUT_S = 2
+_CLOSE_TIMEOUT_S = 2.0
 _REQUEST_TIMEOUT_S = 2.0
 _PROBE_PERIOD_S = 0.25
 _PROBE_LIMIT_S = 5.0
@@ -47,39 +49,59 @@ class FailureDetector:
 
     def __init__(
         self,
-        url: str,
-        token: str | None,
+        access: NatsAccess,
         settings: DetectorSettings,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._url = url
-        self._token = token
+        self._url = access.url
+        self._options = access.options(NatsRole.FAILURE_DETECTOR)
         self._settings = settings
         self._clock = clock
         self._judge = Judge(settings, clock())
         self._held_for = ""
         self._outbox: deque[Verdict] = deque()
         self._outbox_filled = asyncio.Event()
+        self.num_heartbeats = 0
+        self.num_verdicts: Counter[VerdictKind] = Counter()
+        self.num_connections = 0
+        self.is_connected = False
         self.ready = asyncio.Event()
         """Set once heartbeats have been subscribed to."""
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises AuthenticationError if NATS refuses the token."""
+        """Serve until cancelled. Raises AuthenticationError if NATS or the detector refuses the other."""
         retry_s = _FIRST_RETRY_S
         while True:
             connected_at = None
             try:
                 client = await self._connect()
                 connected_at = self._clock()
+                self.num_connections += 1
+                self.is_connected = True
                 try:
                     await self._serve(client)
                 finally:
+                    self.is_connected = False
                     await client.close()
             except* (nats.errors.Error, OSError, TimeoutError, _ConnectionLostError) as lost:
                 retry_s = _FIRST_RETRY_S if connected_at is not None else min(2 * retry_s, _LONGEST_RETRY_S)
                 _log.warning("NATS at %s cannot be used: %s; trying again in %.1f s", self._url, _first(lost), retry_s)
             await asyncio.sleep(retry_s)
+
+    def suspicions(self) -> dict[str, tuple[NodeState, float]]:
+        """See Judge."""
+        return self._judge.suspicions(self._clock())
+
+    @property
+    def holds_verdicts(self) -> bool:
+        """Whether nobody is judged at present."""
+        return bool(self._judge.held_for)
+
+    @property
+    def num_unpublished(self) -> int:
+        """Verdicts that are not stored yet."""
+        return len(self._outbox)
 
     async def _connect(self) -> Client:
         client = Client()
@@ -87,17 +109,27 @@ class FailureDetector:
             # One connection is one session of the detector: it makes the next one itself, with grace for all nodes.
             await client.connect(
                 self._url,
-                token=self._token,
+                **self._options,
                 name="gemini-ft failure detector",
                 connect_timeout=_CONNECT_TIMEOUT_S,
                 allow_reconnect=False,
                 error_cb=_log_error,
             )
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            await client.close()  # nats-py leaves the socket open
+            # nats-py leaves the socket open, and never closes it after a TLS handshake that has failed.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await client.close()
+            if isinstance(error, ssl.SSLCertVerificationError):
+                raise AuthenticationError(
+                    f"the certificate of NATS at {self._url} is not accepted: {error.verify_message}; "
+                    "check --nats-ca-file",
+                    url=self._url,
+                ) from error
             if AUTHORIZATION_VIOLATION in str(error).lower():  # nats-py has no type for it here
                 raise AuthenticationError(
-                    f"NATS at {self._url} refuses the failure detector's token; check --nats-token-file", url=self._url
+                    f"NATS at {self._url} refuses the failure detector; check its credentials or token file",
+                    url=self._url,
                 ) from error
             raise
         return client
@@ -118,7 +150,9 @@ class FailureDetector:
         jetstream = client.jetstream(timeout=_REQUEST_TIMEOUT_S)
         wanted = (
             StreamConfig(name=subjects.VERDICT_STREAM, subjects=[subjects.VERDICTS], max_age=7 * _DAY_S),
-            StreamConfig(name=HEARTBEAT_STREAM, subjects=[subjects.HEARTBEATS], max_age=_DAY_S, max_msgs_per_subject=1),
+            StreamConfig(
+                name=subjects.HEARTBEAT_STREAM, subjects=[subjects.HEARTBEATS], max_age=_DAY_S, max_msgs_per_subject=1
+            ),
         )
         for config in wanted:
             assert config.name is not None
@@ -129,10 +163,10 @@ class FailureDetector:
 
     async def _recall(self, client: Client) -> None:
         jetstream = client.jetstream(timeout=_REQUEST_TIMEOUT_S)
-        info = await jetstream.stream_info(HEARTBEAT_STREAM, subjects_filter=subjects.HEARTBEATS)
+        info = await jetstream.stream_info(subjects.HEARTBEAT_STREAM, subjects_filter=subjects.HEARTBEATS)
         for subject in info.state.subjects or {}:
             try:
-                kept = await jetstream.get_last_msg(HEARTBEAT_STREAM, subject)
+                kept = await jetstream.get_last_msg(subjects.HEARTBEAT_STREAM, subject)
             except NotFoundError:
                 continue  # it has aged out meanwhile
             heartbeat = _parse(subject, kept.data or b"")
@@ -142,6 +176,7 @@ class FailureDetector:
     async def _on_heartbeat(self, message: Msg) -> None:
         heartbeat = _parse(message.subject, message.data)
         if heartbeat is not None:
+            self.num_heartbeats += 1
             self._conclude(self._judge.hear(heartbeat, self._clock()))
 
     async def _probe(self, client: Client) -> None:
@@ -174,7 +209,9 @@ class FailureDetector:
 
     def _conclude(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
-            _log.info("%s %s: %s", verdict.node_id, verdict.kind, verdict.detail)
+            self.num_verdicts[verdict.kind] += 1
+            about = verdict.model_dump(include={"job_id", "node_id", "rank", "generation"})
+            _log.info("%s %s: %s", verdict.node_id, verdict.kind, verdict.detail, extra=about)
         self._outbox.extend(verdicts)
         if self._outbox:
             self._outbox_filled.set()

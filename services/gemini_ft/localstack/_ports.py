@@ -12,16 +12,17 @@ class ReservedPort:
     refused in between. So nobody else is handed the port before the first start or during a restart.
     """
 
-    def __init__(self, port: int = 0) -> None:
-        """Reserve `port`, or one that the kernel picks when it is 0. Raises OSError if it is taken."""
+    def __init__(self, port: int = 0, host: str = LOOPBACK) -> None:
+        """Reserve `port` of `host`, or one that the kernel picks when it is 0. Raises OSError if it is taken."""
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            self._socket.bind((LOOPBACK, port))
+            self._socket.bind((host, port))
         except OSError:
             self._socket.close()
             raise
         self.number: int = self._socket.getsockname()[1]
+        self.address = f"{host}:{self.number}"
 
     def release(self) -> None:
         self._socket.close()

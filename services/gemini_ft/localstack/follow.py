@@ -1,19 +1,27 @@
 """Following one job to its end: its events, its ranks' output, its outcome."""
 
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import JobModel, JobPhase
 from gemini_ft.contracts.errors import UnavailableError
 from gemini_ft.contracts.messages import JobOutcome
-from gemini_ft.localstack.client import ApiClient, JobInfo
-from gemini_ft.localstack.logs import LogLine, RankLogFollower
+from gemini_ft.localstack.logs import LogLine
 from gemini_ft.localstack.waiting import wait_until
 
 __all__ = ["JobFollower"]
 
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 20.0
+
+
+class Logs(Protocol):
+    """The ranks' logs, wherever they are."""
+
+    def poll(self, *, final: bool) -> Iterator[LogLine]:
+        """Yield what is new; `final` yields an unfinished last line too."""
 
 
 class JobFollower:
@@ -23,15 +31,14 @@ class JobFollower:
         self,
         client: ApiClient,
         job_id: str,
-        log_dirs: Iterable[Path],
+        logs: Logs,
         *,
         on_line: Callable[[LogLine], None],
         on_news: Callable[[str], None],
     ) -> None:
-        """`log_dirs` are the nodes' log folders as far as this machine can read them."""
         self._client = client
         self._job_id = job_id
-        self._logs = RankLogFollower(log_dirs, job_id=job_id)
+        self._logs = logs
         self._on_line = on_line
         self._on_news = on_news
         self._seen_event = 0
@@ -45,16 +52,16 @@ class JobFollower:
             self._show_lines(final=outcome is not None)
             if outcome is not None:
                 return outcome
-            if job is not None and job.phase == "blocked" and stop_if_blocked:
+            if job is not None and job.phase is JobPhase.BLOCKED and stop_if_blocked:
                 self._on_news(f"the job is blocked and nobody is here to decide; stopping it: {job.cause}")
-                self._client.stop_job(self._job_id)
+                self._client.stop_job(self._job_id, now=True)
                 return JobOutcome.FAILED
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Stop the job and return when its nodes have let go of it; raises WaitTimeoutError."""
         if self._client.job(self._job_id).outcome is None:
-            self._client.stop_job(self._job_id)
+            self._client.stop_job(self._job_id, now=True)
         wait_until(
             lambda: all(node.job_id != self._job_id for node in self._client.nodes() if node.is_alive),
             f"the nodes to leave {self._job_id}",
@@ -62,10 +69,10 @@ class JobFollower:
         )
         self._show_lines(final=True)
 
-    def _look(self) -> JobInfo | None:
+    def _look(self) -> JobModel | None:
         try:
             job = self._client.job(self._job_id)
-            for event in self._client.events(self._seen_event, self._job_id):
+            for event in self._client.events(after=self._seen_event, job_id=self._job_id):
                 self._seen_event = event.id
                 self._on_news(event.summary)
         except UnavailableError as error:

@@ -10,9 +10,9 @@ from typing import Any
 from gemini_ft.contracts.errors import UnavailableError
 from gemini_ft.localstack._binaries import find_nats_server
 from gemini_ft.localstack._ports import LOOPBACK, ReservedPort
-from gemini_ft.localstack._secrets import read_or_create_secret
 from gemini_ft.localstack.processes import ManagedProcess
 from gemini_ft.localstack.waiting import wait_until
+from gemini_ft.security.secret_files import read_or_create_secret, write_secret
 
 _START_TIMEOUT_S = 15.0
 _MAX_STORE_BYTES = 1 << 30
@@ -51,14 +51,19 @@ class NatsServer:
         """Without credentials. Raises UnavailableError before the first start if the port was left open."""
         if not self._port:
             raise UnavailableError("nats-server has no port yet; start it first")
-        return f"nats://{LOOPBACK}:{self._port}"
+        return f"{'tls' if 'tls' in self._extra else 'nats'}://{LOOPBACK}:{self._port}"
 
     @property
     def token(self) -> str | None:
         """What clients present, or None if `extra` configures the authorization."""
         if self._extra.keys() & {"authorization", "accounts"}:
             return None
-        return read_or_create_secret(self._directory / "token")
+        return read_or_create_secret(self.token_file)
+
+    @property
+    def token_file(self) -> Path:
+        """Where `token` is once it has been asked for."""
+        return self._directory / "token"
 
     @property
     def pid(self) -> int:
@@ -118,8 +123,7 @@ class NatsServer:
         }
         if self.token is not None:
             config["authorization"] = {"token": self.token}
-        self._config_path.touch(0o600)
-        self._config_path.write_text(json.dumps(config | self._extra, indent=1))
+        write_secret(self._config_path, json.dumps(config | self._extra, indent=1))
 
     def _is_ready(self) -> bool:
         """The server writes its ports file last, when it serves."""

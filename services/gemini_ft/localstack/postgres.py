@@ -15,9 +15,9 @@ import psutil
 from gemini_ft.contracts.errors import ConfigurationError, UnavailableError
 from gemini_ft.localstack._binaries import find_postgres_bin
 from gemini_ft.localstack._ports import LOOPBACK, ReservedPort
-from gemini_ft.localstack._secrets import read_or_create_secret
 from gemini_ft.localstack.processes import ManagedProcess, die_with_parent, kill_processes
 from gemini_ft.localstack.waiting import wait_until
+from gemini_ft.security.secret_files import read_or_create_secret
 
 _START_TIMEOUT_S = 30.0
 _INITDB_TIMEOUT_S = 120.0

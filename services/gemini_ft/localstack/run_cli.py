@@ -7,51 +7,58 @@ from typing import Annotated
 
 import typer
 
+from gemini_ft.cli.config import Access, ContextName, access_to, context_in_force
+from gemini_ft.cli.exit_codes import ExitCode
+from gemini_ft.cli.job_options import Command, IsModule, Name, Nodes, RanksPerNode, Replicas, Standbys, make_spec
 from gemini_ft.contracts.errors import ConfigurationError
-from gemini_ft.contracts.messages import JobOutcome, JobSpec
+from gemini_ft.contracts.messages import JobOutcome
+from gemini_ft.security.secret_files import read_secret
 
 __all__ = ["run"]
 
-_EXIT_OF_OUTCOME = {JobOutcome.SUCCEEDED: 0, JobOutcome.FAILED: 1, JobOutcome.STOPPED: 1}
-_EXIT_INTERRUPTED = 130
-
 
 def run(
-    command: Annotated[
-        list[str], typer.Argument(metavar="SCRIPT [ARGS]...", help="Training script and its arguments.")
-    ],
+    command: Command,
     standalone: Annotated[bool, typer.Option("--standalone", help="Bring a cluster of one's own.")] = False,
-    nproc_per_node: Annotated[int, typer.Option(min=1, help="Ranks on each node.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes of the job.")] = 1,
-    replicas: Annotated[
-        int | None,
-        typer.Option(min=1, help="Copies of each shard, the local one counts; default: 2 if there are nodes."),
-    ] = None,
-    standbys: Annotated[int, typer.Option(min=0, help="Nodes kept ready to replace lost ones.")] = 0,
-    module: Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module, as in `python -m`.")] = False,
-    name: Annotated[str, typer.Option(help="What people call the job; default: the script's name.")] = "",
+    nproc_per_node: RanksPerNode = 1,
+    nodes: Nodes = 1,
+    replicas: Replicas = None,
+    standbys: Standbys = 0,
+    module: IsModule = False,
+    name: Name = "",
     api: Annotated[str, typer.Option(help="URL of a running coordinator.", envvar="GEMINI_FT_API")] = "",
     token_file: Annotated[
         Path | None, typer.Option(help="File with the API's token.", envvar="GEMINI_FT_API_TOKEN_FILE")
     ] = None,
+    context: ContextName = "",
 ) -> None:
-    """Train under Gemini-FT until the script has ended on all ranks; the exit code says how the job ended."""
-    from gemini_ft.localstack.client import ApiClient
-    from gemini_ft.localstack.follow import JobFollower
-    from gemini_ft.localstack.logs import LogLine
+    """Train under Gemini-FT until the script has ended on all ranks; the exit code says how the job ended.
+
+    \b
+    Examples:
+      gemini-ft run --standalone --nproc-per-node 2 train.py --epochs 3
+      gemini-ft run --api http://127.0.0.1:8080 --token-file api-token --nodes 4 train.py
+      gemini-ft run --context prod --nodes 4 --standbys 1 -m my.training
+    """
+    from gemini_ft.client.api_client import ApiClient
+    from gemini_ft.localstack.api_logs import ApiLogFollower
+    from gemini_ft.localstack.follow import JobFollower, Logs
+    from gemini_ft.localstack.logs import LogLine, RankLogFollower
     from gemini_ft.localstack.stack import LocalStack
 
-    if standalone == bool(api):
-        raise ConfigurationError("say where to run: either --standalone, or --api URL of a running coordinator")
-    spec = JobSpec(
-        name=name or Path(command[0]).name,
-        command=("-m", *command) if module else tuple(command),
+    if standalone and (api or context):
+        raise ConfigurationError("--standalone brings a cluster of its own; leave --api and --context out")
+    access = None if standalone else _access(api, token_file, context)
+    spec = make_spec(
+        command,
+        module=module,
+        name=name,
         working_directory=os.getcwd(),
+        nodes=nodes,
+        nproc_per_node=nproc_per_node,
+        replicas=replicas,
+        standbys=standbys,
         environment=_environment(num_ranks_here=nodes * nproc_per_node if standalone else nproc_per_node),
-        num_nodes=nodes,
-        num_ranks_per_node=nproc_per_node,
-        num_replicas=min(2, nodes) if replicas is None else replicas,
-        num_standbys=standbys,
     )
 
     def show(line: LogLine) -> None:
@@ -61,24 +68,26 @@ def run(
         typer.echo(f"[gemini-ft] {news}", err=True)
 
     with ExitStack() as resources:
-        if standalone:
+        if access is None:
             if not module and not Path(command[0]).is_file():
                 raise ConfigurationError(f"there is no script {command[0]} in {os.getcwd()}")
             stack = resources.enter_context(LocalStack(num_nodes=nodes + standbys))
             client = resources.enter_context(stack.client())
-            log_dirs = [node.log_dir for node in stack.nodes.values()]
+            job = client.create_job(spec)
+            folders = [node.log_dir for node in stack.nodes.values()]
+            logs: Logs = RankLogFollower(folders, job_id=job.job_id)
         else:
-            client = resources.enter_context(ApiClient(api, _read_token(token_file)))
-            log_dirs = []
-        job = client.create_job(spec)
-        follower = JobFollower(client, job.job_id, log_dirs, on_line=show, on_news=tell)
+            client = resources.enter_context(ApiClient(access.url, access.token))
+            job = client.create_job(spec)
+            logs = ApiLogFollower(client, job)
+        follower = JobFollower(client, job.job_id, logs, on_line=show, on_news=tell)
         try:
             outcome = follower.follow(stop_if_blocked=standalone)
         except KeyboardInterrupt:
             tell("interrupted; stopping the job")
             follower.stop()
-            raise typer.Exit(_EXIT_INTERRUPTED) from None
-    raise typer.Exit(_EXIT_OF_OUTCOME[outcome])
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+    raise typer.Exit(ExitCode.DONE if outcome is JobOutcome.SUCCEEDED else ExitCode.FAILED)
 
 
 # Everything after the script is the script's, as with python and torchrun.
@@ -92,12 +101,13 @@ def _environment(num_ranks_here: int) -> dict[str, str]:
     return {}
 
 
-def _read_token(path: Path | None) -> str:
-    if path is None:
-        raise ConfigurationError("the API asks for a token; give --token-file")
-    try:
-        return path.read_text().strip()
-    except OSError as error:
+def _access(api: str, token_file: Path | None, context: str) -> Access:
+    if context or (not api and context_in_force()):
+        return access_to(context)
+    if not api:
         raise ConfigurationError(
-            f"the token file {path} cannot be read: {error.strerror}; check --token-file"
-        ) from error
+            "nobody has said where to run; give --standalone, or --api URL of a running coordinator, or log in to one"
+        )
+    if token_file is None:
+        raise ConfigurationError("the API asks for a token; give --token-file")
+    return Access(url=api, token=read_secret(token_file, "--token-file"))

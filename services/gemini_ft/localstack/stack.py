@@ -1,5 +1,6 @@
 """A whole cluster on this machine: the control plane and a number of nodes, each process killable by itself."""
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -8,23 +9,27 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
-from gemini_ft.contracts.errors import NotFoundError, UnavailableError
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import NODE_LABEL
+from gemini_ft.contracts.errors import ConfigurationError, NotFoundError, UnavailableError
 from gemini_ft.contracts.messages import RankState
+from gemini_ft.contracts.permissions import NatsRole
 from gemini_ft.localstack._guard import Guard
-from gemini_ft.localstack._ports import LOOPBACK, ReservedPort
-from gemini_ft.localstack._secrets import read_or_create_secret
-from gemini_ft.localstack.client import NODE_LABEL, ApiClient
+from gemini_ft.localstack._ports import ReservedPort
 from gemini_ft.localstack.nats import NatsServer
 from gemini_ft.localstack.postgres import PostgresServer
 from gemini_ft.localstack.processes import ManagedProcess, Marker, kill_marked, kill_processes, marked_processes
 from gemini_ft.localstack.waiting import wait_until
+from gemini_ft.security.nats_config import credentials_file, role_authorization
+from gemini_ft.security.secret_files import read_or_create_secret, write_secret
 
-__all__ = ["LocalNode", "LocalStack"]
+__all__ = ["LocalNode", "LocalStack", "dashboard_is_installed"]
 
 _START_TIMEOUT_S = 60.0
 _KILL_TIMEOUT_S = 10.0
@@ -64,17 +69,25 @@ class _Service:
 class LocalNode:
     """One machine of the cluster: an agent with a loopback address, a state folder and memory of its own."""
 
-    def __init__(self, name: str, host: str, directory: Path, memory: Path, agent: ManagedProcess) -> None:
+    def __init__(
+        self, name: str, host: str, directory: Path, memory: Path, agent: ManagedProcess, metrics_port: ReservedPort
+    ) -> None:
         self.name = name
         self.host = host
         self.directory = directory
         self.memory = memory
         self.agent = agent
+        self.metrics_port = metrics_port
 
     @property
     def log_dir(self) -> Path:
         """Where launcher and ranks of this node write."""
         return self.directory / "logs"
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the agent serves its metrics."""
+        return f"http://{self.metrics_port.address}/metrics"
 
     @property
     def has_learned(self) -> bool:
@@ -90,8 +103,21 @@ class LocalStack:
     processes and removes all memory; `directory` stays if it was given.
     """
 
-    def __init__(self, directory: Path | None = None, *, num_nodes: int, env: Mapping[str, str] | None = None) -> None:
-        """`env` is added to the environment of every process."""
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        num_nodes: int,
+        dashboard: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`env` is added to the environment of every process. With `dashboard` there is one, too.
+
+        Raises:
+            ConfigurationError: a dashboard is wanted, and not installed.
+        """
+        if dashboard and not dashboard_is_installed():
+            raise ConfigurationError("the dashboard is not installed; install gemini-ft[dashboard], or do without it")
         self.marker = Marker(f"{os.getpid()}-{secrets.token_hex(4)}")
         temporary = None if directory else Path(tempfile.mkdtemp(prefix="gemini-ft-"))
         self.directory = (directory or temporary or Path()).absolute()
@@ -101,9 +127,14 @@ class LocalStack:
         self._guard = Guard(self.marker, [self.memory, *filter(None, [temporary])])
         self._env = {**os.environ, **(env or {}), **self.marker.environment()}
         self._postgres = PostgresServer(self.directory / "postgres", env=self._env)
-        self._nats = NatsServer(self.directory / "nats", env=self._env)
+        users = {"authorization": role_authorization(self._nats_credentials)}
+        self._nats = NatsServer(self.directory / "nats", extra=users, env=self._env)
         self._port: ReservedPort | None = None
+        self._detector_metrics_port: ReservedPort | None = None
         self._services: list[_Service] = []
+        self._has_dashboard = dashboard
+        self._dashboard_port: ReservedPort | None = None
+        self._dashboard: _Service | None = None
         self._num_nodes = num_nodes
         self.nodes: dict[str, LocalNode] = {}
 
@@ -112,24 +143,31 @@ class LocalStack:
     def start(self) -> None:
         """Return when the control plane serves and all nodes have registered."""
         self._port = ReservedPort()
+        self._detector_metrics_port = ReservedPort()
         read_or_create_secret(self.api_token_file)
         self.start_control_plane()
+        if self._has_dashboard:
+            self._dashboard_port = ReservedPort()
+            self._dashboard = self._make_dashboard()
+            self._dashboard.start()
         for _ in range(self._num_nodes):
             self.add_node()
         self.wait_nodes()
 
     def close(self) -> None:
         """End everything and remove what was in memory; harmless when repeated."""
-        for service in self._services:
+        for service in filter(None, [self._dashboard, *self._services]):
             service.process.stop()
         for node in self.nodes.values():
             node.agent.kill()
         self._postgres.stop()
         self._nats.stop()
         self._guard.close()
-        if self._port is not None:
-            self._port.release()
-            self._port = None
+        services = [self._port, self._detector_metrics_port, self._dashboard_port]
+        ports = [*services, *(node.metrics_port for node in self.nodes.values())]
+        for port in filter(None, ports):
+            port.release()
+        self._port = self._detector_metrics_port = self._dashboard_port = None
 
     def __enter__(self) -> "LocalStack":
         try:
@@ -149,17 +187,25 @@ class LocalStack:
     @property
     def url(self) -> str:
         """Of the REST API. Raises UnavailableError before the start."""
-        if self._port is None:
-            raise UnavailableError("the local stack has not been started")
-        return f"http://{LOOPBACK}:{self._port.number}"
+        return f"http://{_started(self._port).address}"
+
+    @property
+    def detector_metrics_url(self) -> str:
+        """Where the failure detector serves its metrics. Raises UnavailableError before the start."""
+        return f"http://{_started(self._detector_metrics_port).address}/metrics"
+
+    @property
+    def dashboard_url(self) -> str:
+        """Of the dashboard. Raises UnavailableError if there is none."""
+        return f"http://{_started(self._dashboard_port).address}"
 
     @property
     def api_token_file(self) -> Path:
         return self.directory / "api-token"
 
     def client(self) -> ApiClient:
-        """A client of the REST API; its caller closes it."""
-        return ApiClient(self.url, self.api_token_file.read_text())
+        """A client of the REST API that tells at once when it cannot be reached; its caller closes it."""
+        return ApiClient(self.url, self.api_token_file.read_text(), patience=timedelta(0))
 
     def start_control_plane(self) -> None:
         """Return when all of it serves; started again it has the same ports, secrets and data."""
@@ -182,6 +228,7 @@ class LocalStack:
         """Names of what was started and does not run any more."""
         servers = {"postgres": self._postgres.running, "nats-server": self._nats.running}
         services = {service.process.name: service.process.running for service in self._services}
+        services |= {} if self._dashboard is None else {"dashboard": self._dashboard.process.running}
         agents = {node.agent.name: node.agent.running for node in self.nodes.values()}
         return {name for name, is_running in (servers | services | agents).items() if not is_running}
 
@@ -254,17 +301,24 @@ class LocalStack:
     # ---- how processes are made
 
     def _make_services(self) -> list[_Service]:
-        database_url_file = self._secret_file("database-url", self._postgres.url)
-        nats = ["--nats", self._nats.url, "--nats-token-file", str(self._nats_token_file)]
+        database_url_file = write_secret(self.directory / "database-url", self._postgres.url)
         coordinator = [
-            *("gemini_ft.coordinator", "--database-url-file", str(database_url_file), *nats),
+            *("gemini_ft.coordinator", "--database-url-file", str(database_url_file)),
+            *self._nats_options(NatsRole.COORDINATOR),
             *("--api-token-file", str(self.api_token_file), "--listen", self.url.removeprefix("http://")),
         ]
-        detector = ["gemini_ft.failure_detector", *nats]
+        metrics = ["--metrics-listen", _started(self._detector_metrics_port).address]
+        detector = ["gemini_ft.failure_detector", *self._nats_options(NatsRole.FAILURE_DETECTOR), *metrics]
         return [
             _Service("coordinator", coordinator, self.directory, self._env),
             _Service("failure-detector", detector, self.directory, self._env),
         ]
+
+    def _make_dashboard(self) -> _Service:
+        listen = _started(self._dashboard_port).address
+        secret = str(self.directory / "dashboard-cookie-secret")
+        argv = ["gemini_ft.dashboard", "--api", self.url, "--listen", listen, "--cookie-secret-file", secret]
+        return _Service("dashboard", argv, self.directory, self._env)
 
     def _make_node(self) -> LocalNode:
         number = len(self.nodes)
@@ -273,11 +327,13 @@ class LocalStack:
         directory.mkdir(parents=True, exist_ok=True)
         memory = self.memory / name
         memory.mkdir(mode=0o700)
+        metrics_port = ReservedPort(host=host)
         argv = [
             *(sys.executable, "-m", "gemini_ft.agent"),
-            *("--nats", self._nats.url, "--nats-token-file", str(self._nats_token_file)),
+            *self._nats_options(NatsRole.AGENT),
             *("--state-dir", str(directory / "state"), "--log-dir", str(directory / "logs")),
             *("--memory-dir", str(memory), "--host", host, "--label", f"{NODE_LABEL}={name}"),
+            *("--metrics-listen", metrics_port.address),
         ]
         env = {
             "GEMINI_FT_AGENT_HEARTBEAT_INTERVAL": _HEARTBEAT_INTERVAL_S,
@@ -285,14 +341,23 @@ class LocalStack:
             **self._node_marker(name).environment(),
         }
         agent = ManagedProcess(argv, name=f"agent {name}", log_path=directory / "agent.log", env=env)
-        return LocalNode(name, host, directory, memory, agent)
+        return LocalNode(name, host, directory, memory, agent, metrics_port)
 
     @property
-    def _nats_token_file(self) -> Path:
-        return self._secret_file("nats-token", self._nats.token or "")
+    def _nats_credentials(self) -> Path:
+        return self.directory / "nats-credentials"
 
-    def _secret_file(self, name: str, text: str) -> Path:
-        path = self.directory / name
-        path.touch(0o600)
-        path.write_text(text)
-        return path
+    def _nats_options(self, role: NatsRole) -> list[str]:
+        shown = credentials_file(self._nats_credentials, role)
+        return ["--nats", self._nats.url, "--nats-credentials-file", str(shown)]
+
+
+def _started(port: ReservedPort | None) -> ReservedPort:
+    if port is None:
+        raise UnavailableError("the local stack has not been started")
+    return port
+
+
+def dashboard_is_installed() -> bool:
+    """Whether this installation has what the dashboard needs."""
+    return importlib.util.find_spec("nicegui") is not None

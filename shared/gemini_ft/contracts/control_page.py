@@ -61,6 +61,24 @@ class JobPage(_Page):
     def closed(self, closed: bool) -> None:
         self._set(1, int(closed))
 
+    @property
+    def hold_generation(self) -> int:
+        """Newest generation that is to be held; ranks of another one take no notice."""
+        return self._get(2)
+
+    @hold_generation.setter
+    def hold_generation(self, generation: int) -> None:
+        self._set(2, generation)
+
+    @property
+    def checkpoint_request(self) -> int:
+        """Newest request for a version outside the interval, made of this generation; 0 for none."""
+        return self._get(3)
+
+    @checkpoint_request.setter
+    def checkpoint_request(self, request: int) -> None:
+        self._set(3, request)
+
 
 class RankPage(_Page):
     """One rank in one generation. The agent writes the first group of fields, the rank the second."""
@@ -127,3 +145,12 @@ class RankPage(_Page):
     @num_skipped.setter
     def num_skipped(self, num_skipped: int) -> None:
         self._set(11, num_skipped)
+
+    @property
+    def held_step(self) -> int | None:
+        """Committed step at which the rank waits for the end of its generation. Written by the rank."""
+        return self._get_step(12)
+
+    @held_step.setter
+    def held_step(self, step: int | None) -> None:
+        self._set_step(12, step)

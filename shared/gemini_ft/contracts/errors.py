@@ -2,16 +2,20 @@
 
 GeminiError
 |-- ConfigurationError     a setting or an argument is wrong
-|   `-- CapacityError      the memory that a job needs does not fit
+|   |-- CapacityError      the memory that a job needs does not fit
+|   `-- InvalidRequestError   a part of a request has a value that cannot be used
 |-- StateError             a state_dict holds something that cannot be kept or does not match
 |-- ProtocolError          a frame or message is malformed, oversized or out of order
 |-- AuthenticationError    a token or key is absent or wrong
+|-- ForbiddenError         a token is good, but not for this
 |-- ConflictError          an identity or a resource is already in use
+|-- PreconditionFailedError   something has changed since it was looked at
 |-- NotFoundError          a job, node or version is unknown
 |-- FencedError            a write carries an old generation
 |-- IntegrityError         bytes do not match their digest
 |-- NoVersionError         no complete version can be restored
 |-- UnavailableError       a process that is needed cannot be reached
+|-- TooManyStreamsError    too many streams of the API are open
 |-- WaitTimeoutError       a bounded wait ran out
 `-- JobClosedError         the job has ended
 
@@ -30,13 +34,17 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "FencedError",
+    "ForbiddenError",
     "GeminiError",
     "IntegrityError",
+    "InvalidRequestError",
     "JobClosedError",
     "NoVersionError",
     "NotFoundError",
+    "PreconditionFailedError",
     "ProtocolError",
     "StateError",
+    "TooManyStreamsError",
     "UnavailableError",
     "WaitTimeoutError",
     "from_wire",
@@ -75,6 +83,12 @@ class CapacityError(ConfigurationError):
     code = "capacity"
 
 
+class InvalidRequestError(ConfigurationError):
+    """A part of a request has a value that cannot be used; facts: field."""
+
+    code = "invalid_request"
+
+
 class StateError(GeminiError):
     """A state_dict holds something that cannot be kept, or does not match what was saved; facts: path."""
 
@@ -93,10 +107,22 @@ class AuthenticationError(GeminiError):
     code = "authentication"
 
 
+class ForbiddenError(GeminiError):
+    """The token is good, but not for this."""
+
+    code = "forbidden"
+
+
 class ConflictError(GeminiError):
     """An identity or a resource is already in use; the sentence shows both parties."""
 
     code = "conflict"
+
+
+class PreconditionFailedError(GeminiError):
+    """What is to be changed is no longer what If-Match says."""
+
+    code = "precondition_failed"
 
 
 class NotFoundError(GeminiError):
@@ -137,6 +163,12 @@ class UnavailableError(GeminiError):
     """A process that is needed cannot be reached; the sentence names it and its address."""
 
     code = "unavailable"
+
+
+class TooManyStreamsError(GeminiError):
+    """Too many streams of the API are open; facts: retry_after_s."""
+
+    code = "too_many_streams"
 
 
 class WaitTimeoutError(GeminiError):

@@ -2,7 +2,7 @@
 
 Each side proves that it holds the key by an HMAC-SHA256 over both nonces, both names and its role, so that
 neither a recorded nor a reflected proof is of use on another connection. The key itself never crosses the
-wire.
+wire. Where the connection is encrypted the proof covers that as well, so that it is of no use to somebody in between.
 """
 
 from __future__ import annotations
@@ -27,10 +27,21 @@ def new_nonce() -> str:
 
 
 def make_proof(
-    job_key: str, role: str, job_id: str, client: str, server: str, client_nonce: str, server_nonce: str
+    job_key: str,
+    role: str,
+    job_id: str,
+    client: str,
+    server: str,
+    client_nonce: str,
+    server_nonce: str,
+    binding: str,
 ) -> str:
-    """Return the proof of `role` (`client` or `server`) for this connection, in hex."""
-    text = "\n".join(("gemini-ft data plane 1", role, job_id, client, server, client_nonce, server_nonce))
+    """Return the proof of `role` (`client` or `server`) for this connection, in hex.
+
+    Args:
+        binding: what both sides see of the connection's encryption; empty if it has none.
+    """
+    text = "\n".join(("gemini-ft data plane 1", role, job_id, client, server, client_nonce, server_nonce, binding))
     return hmac.new(bytes.fromhex(job_key), text.encode(), hashlib.sha256).hexdigest()
 
 

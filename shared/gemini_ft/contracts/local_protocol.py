@@ -252,6 +252,7 @@ class RankWelcome(Message):
     request_id: int
     job_page: str
     rank_page: str
+    checkpoint_interval_steps: int = Field(default=1, ge=1, description="the job's: the same on every rank")
 
 
 class Reserved(Message):

@@ -10,22 +10,28 @@ from __future__ import annotations
 import enum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter
 
 from gemini_ft.contracts.frames import Message
 from gemini_ft.contracts.ids import Incarnation, JobId, NodeId
 
 __all__ = [
+    "MAX_LOG_BYTES",
     "Address",
     "Assign",
+    "CheckpointNow",
     "CloseJob",
     "Fence",
     "Heartbeat",
     "HeldVersion",
+    "Hold",
     "Inventory",
     "JobOutcome",
     "JobSpec",
     "LauncherKind",
+    "LogPiece",
+    "LogRefused",
+    "LogReply",
     "Order",
     "OrderDone",
     "OrderRefused",
@@ -33,12 +39,14 @@ __all__ = [
     "Placement",
     "RankState",
     "RankStatus",
+    "ReadLog",
     "Register",
     "Registered",
     "RegistrationRefused",
     "StartJob",
     "Verdict",
     "VerdictKind",
+    "log_replies",
     "order_replies",
     "orders",
     "registration_replies",
@@ -46,6 +54,9 @@ __all__ = [
 
 Placement = dict[int, tuple[int, ...]]
 """slot -> the slots that hold its shards, itself first."""
+
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$")]
+"""What a process can be given as an argument and a database can keep."""
 
 
 class LauncherKind(enum.StrEnum):
@@ -66,17 +77,22 @@ class JobOutcome(enum.StrEnum):
 class JobSpec(Message):
     """What the user wants to run."""
 
-    name: str = Field(min_length=1, max_length=200)
-    command: tuple[str, ...] = Field(default=(), description="script (or `-m`, module) and its arguments")
-    working_directory: str = ""
-    environment: dict[str, str] = {}
+    name: Text = Field(min_length=1, max_length=200)
+    command: tuple[Text, ...] = Field(default=(), description="script (or `-m`, module) and its arguments")
+    working_directory: Text = ""
+    environment: dict[Text, Text] = {}
     num_nodes: int = Field(ge=1, le=100_000)
     num_ranks_per_node: int = Field(ge=1, le=1024)
     num_replicas: int = Field(default=2, ge=1, description="m: copies of each shard, the local one counts")
     num_standbys: int = Field(default=0, ge=0)
     launcher: LauncherKind = LauncherKind.MANAGED
-    hang_timeout_s: float = Field(default=300.0, gt=0)
+    hang_timeout_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
     max_recoveries_without_progress: int = Field(default=5, ge=1)
+    checkpoint_interval_steps: int = Field(default=1, ge=1, description="every how many steps a version is staged")
+    spread: tuple[Text, ...] = Field(
+        default=("zone", "rack"), description="node labels that name failure domains, the widest first"
+    )
+    node_selector: dict[Text, Text] = Field(default={}, description="labels that every node of the job must carry")
 
 
 class Address(Message):
@@ -98,6 +114,7 @@ class Register(Message):
     hostname: str = Field(description="for people to read; it decides nothing")
     labels: dict[str, str] = {}
     address: Address
+    token: str = Field(default="", description="API token of role `agent`; empty where the cluster asks for none")
 
 
 class Registered(Message):
@@ -140,6 +157,7 @@ class RankStatus(Message):
     finished_step: int | None = None
     committed_step: int | None = None
     sealed_everywhere_step: int | None = None
+    held_step: int | None = Field(default=None, description="committed step at which the rank waits, as Hold asked")
     num_skipped: int = 0
     stall_us: int = 0
     restored_step: int | None = None
@@ -246,6 +264,23 @@ class Assign(Message):
     )
 
 
+class Hold(Message):
+    """Let all ranks stop together after a step that is committed, with none behind it to redo. Idempotent."""
+
+    kind: Literal["hold"] = "hold"
+    job_id: JobId
+    generation: int
+
+
+class CheckpointNow(Message):
+    """Stage a version at the next step, whatever the interval. A request is served once, and an old one is void."""
+
+    kind: Literal["checkpoint_now"] = "checkpoint_now"
+    job_id: JobId
+    generation: int
+    request: int = Field(ge=1, description="rises with each request of the job")
+
+
 class CloseJob(Message):
     """The job has ended, or this node no longer belongs to it: end its processes and free its memory."""
 
@@ -255,7 +290,7 @@ class CloseJob(Message):
     reason: str = ""
 
 
-Order = StartJob | Fence | Assign | CloseJob
+Order = StartJob | Fence | Assign | Hold | CheckpointNow | CloseJob
 orders: TypeAdapter[Order] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
 
 
@@ -298,3 +333,46 @@ class OrderRefused(Message):
 
 OrderReply = Inventory | OrderDone | OrderRefused
 order_replies: TypeAdapter[OrderReply] = TypeAdapter(Annotated[OrderReply, Field(discriminator="kind")])
+
+# ---- logs of ranks: request to log_subject
+
+MAX_LOG_BYTES = 256 << 10
+
+
+class ReadLog(Message):
+    """Read a part of a rank's output. `offset` none: the last `tail_lines` lines, as far as `max_bytes` go."""
+
+    kind: Literal["read_log"] = "read_log"
+    job_id: JobId
+    generation: int | None = Field(default=None, ge=1, description="none: the newest that the rank has a log of here")
+    rank: int = Field(ge=0)
+    offset: int | None = Field(default=None, ge=0, description="in bytes, from the beginning of the log")
+    tail_lines: int = Field(default=100, ge=0)
+    max_bytes: int = Field(default=64 << 10, ge=1, le=MAX_LOG_BYTES)
+
+
+class LogPiece(Message):
+    """Answer to ReadLog: the bytes in [offset, next_offset) of one generation's log.
+
+    `is_end`: there is no more at present. An offset beyond the end gives an empty piece at the end.
+    """
+
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+
+    kind: Literal["log_piece"] = "log_piece"
+    generation: int
+    offset: int
+    next_offset: int
+    data: bytes
+    is_end: bool
+
+
+class LogRefused(Message):
+    """`error` is `GeminiError.to_wire()`: NotFoundError if the rank has no such log here."""
+
+    kind: Literal["log_refused"] = "log_refused"
+    error: dict[str, Any]
+
+
+LogReply = LogPiece | LogRefused
+log_replies: TypeAdapter[LogReply] = TypeAdapter(Annotated[LogReply, Field(discriminator="kind")])

@@ -15,13 +15,12 @@ from gemini_ft.contracts.local_protocol import RankHello
 from gemini_ft.contracts.messages import Fence, Inventory, OrderDone, OrderRefused
 from gemini_ft.contracts.subjects import order_subject
 from gemini_ft.localstack.nats import NatsServer
+from gemini_ft.security.secret_files import write_secret
 
 
 @pytest.fixture
 def token_file(tmp_path: Path, nats_server: NatsServer) -> Path:
-    path = tmp_path / "token"
-    path.write_text(f"{nats_server.token}\n")
-    return path
+    return write_secret(tmp_path / "token", f"{nats_server.token}\n")
 
 
 async def test_an_agent_registers_beats_and_obeys(
@@ -110,8 +109,7 @@ async def test_a_wrong_token_is_named_once_and_tried_again(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guessed = tmp_path / "guessed"
-    guessed.write_text("guessed")
+    guessed = write_secret(tmp_path / "guessed", "guessed")
     async with run_agent(nats_server.url, nats_token_file=guessed):
         await eventually("the complaint", lambda: "Authorization Violation" in caplog.text)
         os.replace(token_file, guessed)

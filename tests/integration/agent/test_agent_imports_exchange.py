@@ -14,6 +14,8 @@ from nats.aio.client import Client as NatsClient
 
 from gemini_ft.agent.imports_exchange import JobImports, exchange_imports
 from gemini_ft.agent.launcher.learning import read_names, write_names
+from gemini_ft.contracts.subjects import IMPORTS_BUCKET
+from gemini_ft.coordinator import broker
 from gemini_ft.localstack.nats import NatsServer
 
 NAMES = ["json", "torch.distributed"]
@@ -22,6 +24,7 @@ NAMES = ["json", "torch.distributed"]
 @pytest.fixture
 async def connection(nats_server: NatsServer) -> AsyncIterator[NatsClient]:
     connection = await nats.connect(nats_server.url, token=nats_server.token)
+    await broker.ensure_imports_bucket(connection)
     yield connection
     await connection.close()
 
@@ -61,7 +64,7 @@ async def test_another_job_is_told_nothing(connection: NatsClient, tmp_path: Pat
 
 async def test_a_damaged_entry_hurts_nobody(connection: NatsClient, tmp_path: Path) -> None:
     standby, current = files_of(tmp_path / "standby"), [JOB]
-    bucket = await connection.jetstream().create_key_value(bucket="gemini_imports", history=1, ttl=7 * 24 * 3600.0)
+    bucket = await connection.jetstream().key_value(IMPORTS_BUCKET)
     await bucket.put(JOB, b'{"os": 1}')
     await bucket.put("job-3", b'["json"]')
     async with exchanging(connection, lambda: JobImports(current[0], standby.learned, standby.reported)):

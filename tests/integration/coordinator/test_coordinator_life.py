@@ -39,7 +39,7 @@ async def test_a_job_waits_for_nodes_trains_succeeds_and_lets_go(running: Runnin
     await running.until(job_id, "succeeded")
     await eventually(lambda: all(agent.closed for agent in cluster.agents), "all nodes to close the job")
     assert {agent.closed.outcome for agent in cluster.agents if agent.closed} == {JobOutcome.SUCCEEDED}
-    assert await running.get(f"/v1/jobs/{job_id}/versions")
+    assert await running.items(f"/v1/jobs/{job_id}/versions")
     second = await running.create(num_nodes=5)
     await running.until(second, "running", 1)
 
@@ -54,7 +54,7 @@ async def test_a_dead_rank_costs_a_generation_and_at_most_two_steps(
     await cluster.exit_rank(cluster.agents[2])
     job = await running.until(job_id, "running", 2)
     assert job["restored_step"] >= 3
-    (recovery,) = await running.get(f"/v1/jobs/{job_id}/recoveries")
+    (recovery,) = await running.items(f"/v1/jobs/{job_id}/recoveries")
     assert recovery["outcome"] == "completed"
     assert recovery["num_steps_lost"] <= 2
     assert "ended by signal 9" in recovery["cause"]
@@ -79,7 +79,7 @@ async def test_a_lost_node_is_replaced_by_the_standby_and_closed_when_it_wakes(
     assert job["slots"]["1"] == standby.node_id
     assert standby.assign is not None
     assert standby.assign.sources[1] == (cluster.agents[0].node_id,)
-    (recovery,) = await running.get(f"/v1/jobs/{job_id}/recoveries")
+    (recovery,) = await running.items(f"/v1/jobs/{job_id}/recoveries")
     assert recovery["phases_ms"]["detect"] == 500.0
     assert f"{standby.node_id} replaces {lost.node_id} in slot 1" in recovery["cause"]
     await lost.wake()
@@ -195,7 +195,7 @@ async def test_a_failure_during_a_recovery_begins_the_next_generation(
     cluster.paused = False
     job = await running.until(job_id, "running", 3)
     assert job["slots"]["0"] == cluster.agents[2].node_id
-    outcomes = [recovery["outcome"] for recovery in await running.get(f"/v1/jobs/{job_id}/recoveries")]
+    outcomes = [recovery["outcome"] for recovery in await running.items(f"/v1/jobs/{job_id}/recoveries")]
     assert outcomes == ["completed", "superseded"]
 
 
@@ -266,9 +266,9 @@ async def test_a_job_can_be_stopped_once(running: Running, cluster: SimulatedClu
     await cluster.add(2)
     job_id = await running.create(num_nodes=2)
     await running.until(job_id, "running", 1)
-    assert (await running.api.post(f"/v1/jobs/{job_id}/stop")).json()["phase"] == "stopped"
+    assert (await running.api.post(f"/v1/jobs/{job_id}/stop", json={"now": True})).json()["phase"] == "stopped"
     await eventually(lambda: all(agent.closed for agent in cluster.agents), "all nodes to close the job")
-    again = await running.api.post(f"/v1/jobs/{job_id}/stop")
+    again = await running.api.post(f"/v1/jobs/{job_id}/stop", json={"now": True})
     assert again.status_code == 409
     assert again.json()["type"] == "urn:gemini-ft:problem:conflict"
 
@@ -305,7 +305,7 @@ async def test_events_can_be_followed_by_cursor(running: Running, cluster: Simul
     await running.until(job_id, "running", 1)
     events: list[Any] = []
     after = 0
-    while page := (await running.get("/v1/events", after=after, limit=2))["events"]:
+    while page := await running.items("/v1/events", after=after, limit=2):
         events += page
         after = page[-1]["id"]
     kinds = [event["kind"] for event in events]

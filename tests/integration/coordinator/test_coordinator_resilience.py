@@ -4,74 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
-import httpx
-import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from coordinator_cluster import API_TOKEN, Running, SimulatedCluster, Stack, coordinating, eventually
+from coordinator_cluster import Running, SimulatedCluster, Stack, coordinating, eventually
+from coordinator_processes import Processes, api_of, in_phase, leads
 
 from gemini_ft.contracts.messages import Assign, Fence
 from gemini_ft.coordinator.tables import Base
-
-
-class Processes:
-    """Coordinators as real processes."""
-
-    def __init__(self, stack: Stack, folder: Path) -> None:
-        self._folder = folder
-        self._nats_url = stack.nats.url
-        self.running: list[subprocess.Popen[bytes]] = []
-        for name, secret in (("database", stack.database_url), ("nats", stack.nats_token), ("api", API_TOKEN)):
-            (folder / name).write_text(f"{secret}\n")
-
-    def start(self, **changed: str) -> tuple[subprocess.Popen[bytes], Path]:
-        ready = self._folder / f"ready.{len(self.running)}"
-        options = {
-            "--database-url-file": str(self._folder / "database"),
-            "--nats": self._nats_url,
-            "--nats-token-file": str(self._folder / "nats"),
-            "--api-token-file": str(self._folder / "api"),
-            "--listen": "127.0.0.1:0",
-            "--ready-file": str(ready),
-        } | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
-        argv = [sys.executable, "-m", "gemini_ft.coordinator", *(word for pair in options.items() for word in pair)]
-        process = subprocess.Popen(argv, stderr=subprocess.PIPE)
-        self.running.append(process)
-        return process, ready
-
-    def end(self) -> None:
-        for process in self.running:
-            process.kill()
-            process.wait()
-            assert process.stderr is not None
-            process.stderr.close()
-
-
-@pytest.fixture
-def processes(stack: Stack, tmp_path: Path) -> Iterator[Processes]:
-    found = Processes(stack, tmp_path)
-    yield found
-    found.end()
-
-
-async def api_of(ready: Path) -> httpx.AsyncClient:
-    await eventually(ready.exists, "the coordinator to be ready", 30)
-    headers = {"Authorization": f"Bearer {API_TOKEN}"}
-    return httpx.AsyncClient(base_url=await asyncio.to_thread(lambda: ready.read_text().strip()), headers=headers)
-
-
-async def in_phase(api: httpx.AsyncClient, job_id: str, phase: str, generation: int) -> None:
-    async def there() -> bool:
-        job = (await api.get(f"/v1/jobs/{job_id}")).json()
-        return bool(job["phase"] == phase and job["generation"] == generation)
-
-    await eventually(there, f"{job_id} to be {phase} at generation {generation}", 30)
+from gemini_ft.security.secret_files import write_secret
 
 
 async def start_job(running: Running, cluster: SimulatedCluster, num_nodes: int = 2) -> str:
@@ -79,16 +22,6 @@ async def start_job(running: Running, cluster: SimulatedCluster, num_nodes: int 
     job_id = await running.create(num_nodes=num_nodes)
     await running.until(job_id, "running", 1)
     return job_id
-
-
-def newest_step(cluster: SimulatedCluster) -> int:
-    return min(agent.committed_step or 0 for agent in cluster.agents)
-
-
-async def goes_on(cluster: SimulatedCluster) -> None:
-    """Training takes ten more steps."""
-    step = newest_step(cluster)
-    await eventually(lambda: newest_step(cluster) > step + 10, f"ten steps after step {step}")
 
 
 async def test_killed_in_mid_recovery_its_successor_finishes_it(
@@ -100,7 +33,7 @@ async def test_killed_in_mid_recovery_its_successor_finishes_it(
     job = await api.post("/v1/jobs", json={"name": "job", "num_nodes": 2, "num_ranks_per_node": 1})
     job_id = job.json()["job_id"]
     await in_phase(api, job_id, "running", 1)
-    await goes_on(cluster)
+    await cluster.goes_on()
     for agent, order in zip(cluster.agents, (Fence, Assign), strict=True):
         agent.deaf_to = (order,)
     await cluster.exit_rank(cluster.agents[0])
@@ -121,7 +54,7 @@ async def test_killed_in_mid_recovery_its_successor_finishes_it(
     cluster.agents[1].deaf_to = ()
     await in_phase(api, job_id, "running", 2)
     assert len({agent.assign.model_dump_json() for agent in cluster.agents if agent.assign}) == 1
-    await goes_on(cluster)
+    await cluster.goes_on()
     await api.aclose()
     third.send_signal(signal.SIGTERM)
     assert await asyncio.to_thread(third.wait, 10) == 0
@@ -132,12 +65,12 @@ async def test_a_job_trains_on_without_any_coordinator_and_its_commits_are_recor
 ) -> None:
     async with coordinating(stack) as running:
         job_id = await start_job(running, cluster)
-    await goes_on(cluster)
-    step = newest_step(cluster)
+    await cluster.goes_on()
+    step = cluster.newest_step()
     async with coordinating(stack) as running:
 
         async def recorded() -> bool:
-            versions = await running.get(f"/v1/jobs/{job_id}/versions")
+            versions = await running.items(f"/v1/jobs/{job_id}/versions")
             return bool(versions) and versions[0]["step"] >= step
 
         await eventually(recorded, "the commits made meanwhile to be recorded")
@@ -149,11 +82,7 @@ async def test_of_two_coordinators_one_leads_and_the_other_takes_over(
 ) -> None:
     leader, ready = processes.start()
     api = await api_of(ready)
-
-    async def leads() -> bool:
-        return bool((await api.get("/readyz")).json()["leader"])
-
-    await eventually(leads, "the first coordinator to lead")
+    await eventually(lambda: leads(api), "the first coordinator to lead")
     async with coordinating(stack) as other:
         job_id = await start_job(other, cluster)
         assert not other.coordinator.leadership.held
@@ -164,7 +93,7 @@ async def test_of_two_coordinators_one_leads_and_the_other_takes_over(
         await eventually(lambda: other.coordinator.leadership.held, "the second coordinator to lead")
         cluster.agents[0].deaf_to = ()
         await other.until(job_id, "running", 2)
-        await goes_on(cluster)
+        await cluster.goes_on()
     await api.aclose()
 
 
@@ -172,26 +101,29 @@ async def test_postgres_killed_and_restarted(running: Running, stack: Stack, clu
     job_id = await start_job(running, cluster)
     await asyncio.to_thread(stack.postgres.kill)
     await cluster.exit_rank(cluster.agents[0])
-    answer = await running.api.get(f"/v1/jobs/{job_id}")
-    assert answer.status_code == 503
-    assert answer.json()["type"] == "urn:gemini-ft:problem:unavailable"
+
+    async def refused() -> bool:
+        answer = await running.api.get(f"/v1/jobs/{job_id}")
+        return answer.status_code == 503 and answer.json()["type"] == "urn:gemini-ft:problem:unavailable"
+
+    await eventually(refused, "the API not to answer from what it has read before")
     assert (await running.api.get("/readyz")).status_code == 503
     assert (await running.api.get("/healthz")).status_code == 200
     await asyncio.to_thread(stack.postgres.start)
     await running.until(job_id, "running", 2, timeout_s=20)
-    await goes_on(cluster)
+    await cluster.goes_on()
 
 
 async def test_nats_killed_and_restarted(running: Running, stack: Stack, cluster: SimulatedCluster) -> None:
     job_id = await start_job(running, cluster)
     await asyncio.to_thread(stack.nats.kill)
-    await goes_on(cluster)
+    await cluster.goes_on()
     await eventually(lambda: not cluster.client.is_connected, "the agents to be cut off")
     assert (await running.job(job_id))["generation"] == 1
     await asyncio.to_thread(stack.nats.start)
     await cluster.exit_rank(cluster.agents[0])
     await running.until(job_id, "running", 2, timeout_s=20)
-    await goes_on(cluster)
+    await cluster.goes_on()
 
 
 async def test_a_database_that_became_read_only_is_left_for_its_successor(running: Running, stack: Stack) -> None:
@@ -218,14 +150,13 @@ async def test_a_database_that_became_read_only_is_left_for_its_successor(runnin
 
 
 async def test_a_wrong_nats_token_is_refused_in_one_sentence(processes: Processes, tmp_path: Path) -> None:
-    wrong = tmp_path / "wrong"
-    wrong.write_text("wrong")
+    wrong = write_secret(tmp_path / "wrong", "wrong")
     process, _ = processes.start(nats_token_file=str(wrong))
     assert await asyncio.to_thread(process.wait, 30) == 2
     assert process.stderr is not None
     last = process.stderr.read().decode().splitlines()[-1]
     assert last.startswith("error: ")
-    assert "refuses the coordinator's token; check --nats-token-file" in last
+    assert "refuses the coordinator; check its credentials or token file" in last
 
 
 async def test_the_migrations_build_exactly_the_tables(running: Running) -> None:

@@ -1,13 +1,16 @@
 """The detector as a process on a real NATS: killed, restarted, cut off and fed with garbage."""
 
 import asyncio
+import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from nats.aio.client import Client
 from nats.js.api import ConsumerConfig, DeliverPolicy
@@ -21,6 +24,8 @@ from gemini_ft.failure_detector.settings import DetectorSettings
 from gemini_ft.localstack.nats import NatsServer
 from gemini_ft.localstack.processes import ManagedProcess
 from gemini_ft.localstack.waiting import wait_until
+from gemini_ft.security.nats_access import NatsAccess
+from gemini_ft.security.secret_files import write_secret
 
 INTERVAL_S = 0.1
 QUICK = {"PATIENCE_S": "0.5", "ACCEPTABLE_PAUSE_S": "0.5", "STALL_S": "0.5", "GRACE_S": "1"}
@@ -89,14 +94,14 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: 
         await asyncio.sleep(0.05)
 
 
-def detector_process(server: NatsServer, directory: Path, **settings: str) -> ManagedProcess:
-    token_file = directory / "nats-token"
-    token_file.write_text(server.token or "")
+def detector_process(server: NatsServer, directory: Path, *options: str, **settings: str) -> ManagedProcess:
+    token_file = write_secret(directory / "nats-token", server.token or "")
     prefix = "GEMINI_FT_DETECTOR_"
     return ManagedProcess(
         [
             *(sys.executable, "-m", "gemini_ft.failure_detector"),
             *("--nats", server.url, "--nats-token-file", str(token_file), "--ready-file", str(directory / "ready")),
+            *options,
         ],
         name="failure detector",
         log_path=directory / "detector.log",
@@ -237,7 +242,9 @@ async def test_jumps_of_the_wall_clock_blame_nobody(
     jumps = [0.0, 27.0, -3600.0, 86_400.0]
     monkeypatch.setattr(time, "time", lambda: true_time() + jumps[int(time.monotonic() * 10) % len(jumps)])
     settings = DetectorSettings(patience_s=0.5, acceptable_pause_s=0.5, stall_s=0.5, grace_s=0.5)
-    detector = FailureDetector(nats_server.url, nats_server.token, settings)
+    assert nats_server.token
+    access = NatsAccess(url=nats_server.url, token_file=nats_server.token_file)
+    detector = FailureDetector(access, settings)
     running = asyncio.create_task(detector.run())
     await detector.ready.wait()
     enough = {node: sequence + 30 for node, sequence in fleet.sequences.items()}
@@ -251,9 +258,10 @@ async def test_jumps_of_the_wall_clock_blame_nobody(
     assert {node for _, node in await verdicts.told()} == {"node-2"}
 
 
-async def test_a_wrong_token_is_refused_with_a_sentence(nats_server: NatsServer) -> None:
-    with pytest.raises(AuthenticationError, match="refuses the failure detector's token; check --nats-token-file"):
-        await FailureDetector(nats_server.url, "guessed", DetectorSettings()).run()
+async def test_a_wrong_token_is_refused_with_a_sentence(nats_server: NatsServer, tmp_path: Path) -> None:
+    access = NatsAccess(url=nats_server.url, token_file=write_secret(tmp_path / "guessed", "guessed"))
+    with pytest.raises(AuthenticationError, match="refuses the failure detector; check its credentials or token file"):
+        await FailureDetector(access, DetectorSettings()).run()
 
 
 def test_a_missing_token_file_ends_with_one_sentence(tmp_path: Path) -> None:
@@ -263,7 +271,7 @@ def test_a_missing_token_file_ends_with_one_sentence(tmp_path: Path) -> None:
         process.start()
 
         assert process.wait(20.0) == 2
-        assert process.log_tail().startswith("error: the token file ")
+        assert process.log_tail().startswith("error: --nats-token-file: ")
 
 
 async def _heard(fleet: Fleet) -> bool:
@@ -284,3 +292,35 @@ async def _lists(verdicts: Verdicts) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def test_metrics_and_json_logs_tell_what_it_heard_and_concluded(
+    nats_server: NatsServer, client: Client, fleet: Fleet, tmp_path: Path
+) -> None:
+    detector = detector_process(nats_server, tmp_path, "--metrics-listen", "127.0.0.1:0", "--log-format", "json")
+    start_ready(detector, tmp_path)
+    try:
+        verdicts = Verdicts(client)
+        await until(lambda: _heard(fleet), "the first heartbeats")
+        fleet.ranks["node-1"] = (RankStatus(rank=1, generation=1, pid=7, state=RankState.EXITED, exit_code=-9),)
+        fleet.silenced.add("node-2")
+        await until(lambda: _has(verdicts, VerdictKind.FAILED), "the verdict about the node")
+        lines = [json.loads(line) for line in detector.log_path.read_text().splitlines()]
+        (url,) = re.findall(r"serving metrics at (\S+)", "\n".join(line["message"] for line in lines))
+        async with httpx.AsyncClient() as http:
+            told = (await http.get(url)).text.splitlines()
+    finally:
+        detector.kill()
+
+    values = dict(line.rsplit(" ", 1) for line in told if line.startswith("gemini_ft_"))
+    assert float(values["gemini_ft_detector_heartbeats_total"]) >= 4
+    assert float(values['gemini_ft_detector_phi{node_id="node-2"}']) >= DetectorSettings().fail_phi
+    assert float(values['gemini_ft_detector_phi{node_id="node-0"}']) < DetectorSettings().suspect_phi
+    assert values['gemini_ft_detector_nodes{status="failed"}'] == "1.0"
+    assert values['gemini_ft_detector_nodes{status="alive"}'] == "3.0"
+    assert values['gemini_ft_detector_verdicts_total{kind="rank_exited"}'] == "1.0"
+    assert values["gemini_ft_nats_connected"] == "1.0"
+    about = [line for line in lines if line.get("rank") == 1]
+    assert [(line["process"], line["node_id"], line["job_id"], line["generation"]) for line in about] == [
+        ("failure-detector", "node-1", "job-1", 1)
+    ]

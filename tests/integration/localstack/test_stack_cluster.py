@@ -4,11 +4,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import NodeModel
 from gemini_ft.contracts.errors import NotFoundError, UnavailableError
-from gemini_ft.localstack.client import ApiClient, NodeInfo
 from gemini_ft.localstack.processes import Marker, marked_processes
 from gemini_ft.localstack.stack import LocalStack
 
@@ -21,7 +23,7 @@ def stack(tmp_path: Path) -> Iterator[LocalStack]:
         yield stack
 
 
-def _nodes(client: ApiClient) -> dict[str, NodeInfo]:
+def _nodes(client: ApiClient) -> dict[str, NodeModel]:
     return {node.name: node for node in client.nodes()}
 
 
@@ -38,12 +40,22 @@ def test_every_part_may_die_and_return_as_itself(stack: LocalStack) -> None:
         stack.kill_control_plane()
         assert stack.ended() == {"coordinator", "failure-detector", "nats-server", "postgres"}
         with pytest.raises(UnavailableError, match="cannot be reached"):
-            client.nodes()
+            list(client.nodes())
         stack.start_control_plane()
         stack.wait_nodes()
 
         assert (stack.url, stack.api_token_file.read_text()) == (url, token)
         assert {name: node.node_id for name, node in _nodes(client).items()} == before
+
+    # Each role has had all the permissions that it needs.
+    assert "Violation" not in (stack.directory / "nats" / "nats-server.log").read_text()
+    # All that came back tells Prometheus of itself, at the address that it had.
+    for metrics_url, metric in [
+        (f"{url}/metrics", "gemini_ft_coordinator_leader"),
+        (stack.detector_metrics_url, "gemini_ft_detector_heartbeats_total"),
+        *((node.metrics_url, "gemini_ft_heartbeats_sent_total") for node in stack.nodes.values()),
+    ]:
+        assert f"\n{metric} " in httpx.get(metrics_url).raise_for_status().text
 
 
 def test_a_lost_node_is_gone_with_its_memory_and_the_others_stay(stack: LocalStack) -> None:

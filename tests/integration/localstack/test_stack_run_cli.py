@@ -1,5 +1,6 @@
 """`gemini-ft run`: the exit code is the job's, the output is the ranks', and the cluster goes with the command."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,8 @@ GREETING = "import os, sys; print('hello from', os.environ['RANK'], 'of', os.env
 
 
 def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=200)
+    env = {**os.environ, "XDG_CONFIG_HOME": str(directory)}  # nobody has logged in there
+    return subprocess.run([*COMMAND, *arguments], cwd=directory, capture_output=True, text=True, timeout=200, env=env)
 
 
 @contextmanager
@@ -66,11 +68,11 @@ def test_a_script_that_keeps_failing_fails_the_job(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["train.py"], "either --standalone, or --api URL"),
-        (["--standalone", "--api", "http://127.0.0.1:1", "train.py"], "either --standalone, or --api URL"),
+        (["train.py"], "give --standalone, or --api URL of a running coordinator, or log in to one"),
+        (["--standalone", "--api", "http://127.0.0.1:1", "train.py"], "leave --api and --context out"),
         (["--standalone", "train.py"], "there is no script train.py in"),
         (["--api", "http://127.0.0.1:1", "train.py"], "give --token-file"),
-        (["--api", "http://127.0.0.1:1", "--token-file", "none", "train.py"], "the token file none cannot be read"),
+        (["--api", "http://127.0.0.1:1", "--token-file", "none", "train.py"], "--token-file: none cannot be read"),
     ],
 )
 def test_bad_arguments_are_refused_with_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
@@ -100,6 +102,7 @@ def test_an_interrupted_or_killed_command_leaves_nothing_behind(
 
 def test_a_cluster_that_is_up_takes_jobs_until_it_is_interrupted(tmp_path: Path) -> None:
     (tmp_path / "greet.py").write_text(GREETING + f"open(f'{tmp_path}/rank-' + os.environ['RANK'], 'w').close()\n")
+    (tmp_path / "guessed").touch(0o600)
     (tmp_path / "guessed").write_text("guessed")
     up = [sys.executable, "-m", "gemini_ft.cli.main", "up", "--nodes", "1", "--standbys", "0"]
     with subprocess.Popen(up, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cluster:
@@ -122,6 +125,7 @@ def test_a_cluster_that_is_up_takes_jobs_until_it_is_interrupted(tmp_path: Path)
             cluster.kill()
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("rank-*")} == {"rank-0", "rank-1"}
-    assert (refused.returncode, "the bearer token is wrong" in refused.stderr) == (2, True)
+    assert sorted(done.stdout.splitlines()) == [f"[rank {rank}] hello from {rank} of 2" for rank in range(2)]
+    assert (refused.returncode, "the bearer token is wrong" in refused.stderr) == (3, True)
     wait_until(lambda: not _leftovers(cluster.pid), "the cluster to go with its command", 30.0)
     assert not Path(told["logs"]).exists()

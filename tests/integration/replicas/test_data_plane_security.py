@@ -142,6 +142,21 @@ async def test_a_silent_stranger_is_hung_up_on(target: Address) -> None:
     connection.close()
 
 
+async def test_a_stranger_that_dribbles_is_hung_up_on(target: Address) -> None:
+    connection = await raw(target)
+    frame = encode_frame(Hello(job_id=JOB_ID, node_id="node-0", incarnation=new_incarnation(), nonce=new_nonce()))
+    with pytest.raises(ConnectionError):
+        await dribble(connection, frame[:-1])
+    connection.close()
+
+
+async def dribble(connection: Connection, data: bytes) -> None:
+    """Make progress all the time, but slowly."""
+    for byte in data:
+        await asyncio.get_running_loop().sock_sendall(connection._sock, bytes([byte]))
+        await asyncio.sleep(0.05)
+
+
 async def test_strangers_without_number_do_not_shut_peers_out_for_long(cluster: Cluster, target: Address) -> None:
     strangers = [await raw(target) for _ in range(70)]
     await eventually("those above the limit to be turned away", lambda: len(closed(strangers)) >= 6)

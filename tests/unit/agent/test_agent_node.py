@@ -10,10 +10,12 @@ from gemini_ft.agent.actions import (
     CloseClients,
     EndProcesses,
     EnsureLauncher,
+    HoldGeneration,
     MarkClosed,
     OpenJob,
     OrderGeneration,
     Persist,
+    RequestCheckpoint,
 )
 from gemini_ft.agent.node import Node
 from gemini_ft.agent.pages import RankProgress
@@ -40,9 +42,11 @@ from gemini_ft.contracts.local_protocol import (
 from gemini_ft.contracts.messages import (
     Address,
     Assign,
+    CheckpointNow,
     CloseJob,
     Fence,
     Heartbeat,
+    Hold,
     JobOutcome,
     JobSpec,
     LauncherKind,
@@ -369,6 +373,31 @@ def test_the_first_finished_step_is_worth_a_heartbeat_and_progress_never_falls()
     node.observe(3, 1, RankProgress(finished_step=4))
     assert not node.awaits_first_step
     assert node.observe(2, 0, RankProgress(finished_step=9)) == ()
+
+
+def test_only_the_newest_generation_is_held_or_asked_for_a_checkpoint() -> None:
+    node = at_generation(2)
+    order, request = Hold(job_id=JOB, generation=2), CheckpointNow(job_id=JOB, generation=2, request=3)
+    assert node.hold(order) == node.hold(order) == (HoldGeneration(2),)
+    assert node.checkpoint_now(request) == (RequestCheckpoint(3),)
+    for generation, refusal in ((1, FencedError), (3, ConflictError)):
+        with pytest.raises(refusal, match="the order to hold"):
+            node.hold(order.model_copy(update={"generation": generation}))
+        with pytest.raises(refusal, match="the request for a checkpoint"):
+            node.checkpoint_now(request.model_copy(update={"generation": generation}))
+    with pytest.raises(NotFoundError):
+        node.hold(order.model_copy(update={"job_id": "job-2"}))
+
+
+def test_a_held_rank_is_worth_a_heartbeat() -> None:
+    node = at_generation(1)
+    node.observe(2, 1, RankProgress(finished_step=4, committed_step=3))
+    held = RankProgress(finished_step=5, committed_step=5, held_step=5)
+    assert node.observe(2, 1, held) == (Beat(),)
+    assert node.observe(2, 1, held) == node.observe(2, 1, RankProgress()) == ()
+    assert [rank.held_step for rank in heartbeat(node).ranks] == [5, None]
+    move_to(node, 2, restore_step=5)
+    assert [rank.held_step for rank in heartbeat(node).ranks] == [None, None]
 
 
 def test_a_plan_resets_the_committed_step_to_what_it_restores() -> None:

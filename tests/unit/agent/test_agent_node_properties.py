@@ -15,7 +15,7 @@ from gemini_ft.agent.records import JobRecord, ProcessIdentity
 from gemini_ft.contracts.errors import GeminiError
 from gemini_ft.contracts.ids import new_incarnation
 from gemini_ft.contracts.local_protocol import Finished, LauncherHello, RankHello, Restored, WorkersExited
-from gemini_ft.contracts.messages import Address, Assign, CloseJob, Fence, JobOutcome, JobSpec, StartJob
+from gemini_ft.contracts.messages import Address, Assign, CloseJob, Fence, Hold, JobOutcome, JobSpec, StartJob
 
 ME, JOB, KEY = "node-me", "job-1", "00" * 32
 ADDRESS = Address(host="127.0.0.1", port=4000)
@@ -70,6 +70,12 @@ class NodeMachine(RuleBasedStateMachine):
     @rule(generation=generations)
     def assignment_taken(self, generation: int) -> None:
         self.node.assignment_taken(generation)
+
+    @rule(generation=generations)
+    def hold(self, generation: int) -> None:
+        with contextlib.suppress(GeminiError):
+            assert self.node.hold(Hold(job_id=JOB, generation=generation))
+            assert generation == self.highest_fence
 
     @rule(generation=generations, pid=pids, workers=st.dictionaries(ranks, pids))
     def launcher_hello(self, generation: int, pid: int, workers: dict[int, int]) -> None:

@@ -430,6 +430,24 @@ def test_one_rank_that_advances_keeps_its_job_from_being_hung() -> None:
     assert scene.told() == []
 
 
+def test_a_held_rank_never_hangs_and_one_that_does_not_get_there_does() -> None:
+    agents = _hanging([8, 8])
+    scene = Scene(*agents)
+    scene.pass_time(15)
+    agents[0].facts = _job(_rank(0, finished_step=8, held_step=8), hang_timeout_s=20.0)
+    scene.pass_time(15)
+    assert scene.told() == [], "a rank that has just been held is progress"
+    scene.pass_time(10)
+    assert [(verdict.kind, verdict.rank) for verdict in scene.verdicts] == [(VerdictKind.RANK_HUNG, 1)]
+
+
+def test_a_job_whose_ranks_are_all_held_never_hangs() -> None:
+    held = [Agent(f"node-{r}", **_job(_rank(r, finished_step=8, held_step=8), hang_timeout_s=20.0)) for r in (0, 1)]
+    scene = Scene(*held)
+    scene.pass_time(60)
+    assert scene.told() == []
+
+
 def test_a_stall_of_the_detector_is_no_hang() -> None:
     scene = Scene(*_hanging([3, 3]))
     scene.pass_time(15)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gemini_ft.localstack.client import RankInfo
+from gemini_ft.contracts.api import RankModel
 from gemini_ft.localstack.demo.observe import Stalls
 from gemini_ft.localstack.demo.records import ALL_RANKS, DemoRecord, DrillRecord, MemoryRecord, StallRecord
 from gemini_ft.localstack.demo.report import render_report
@@ -100,21 +100,20 @@ def test_a_record_survives_json() -> None:
 
 def test_stalls_are_added_over_generations_and_divided_by_steps_that_were_done() -> None:
     stalls = Stalls()
-    known = {"rank": 0, "pid": 1, "state": "running"}
-    stalls.add(RankInfo(**known, generation=1))
+    silent = dict.fromkeys(RankModel.model_fields)
+    known = silent | {"rank": 0, "pid": 1, "state": "running", "restore_source": "", "num_skipped": 0, "stall_us": 0}
+    stalls.add(RankModel(**known | {"generation": 1}))
     for generation, restored_step, finished_step, stall_us in (
         (1, None, 4, 5000),
         (1, None, 9, 20_000),
         (2, 8, 18, 40_000),
     ):
-        stalls.add(
-            RankInfo(
-                **known,
-                generation=generation,
-                restored_step=restored_step,
-                finished_step=finished_step,
-                stall_us=stall_us,
-            )
-        )
+        told = {
+            "generation": generation,
+            "restored_step": restored_step,
+            "finished_step": finished_step,
+            "stall_us": stall_us,
+        }
+        stalls.add(RankModel(**known | told))
 
     assert stalls.per_step_ms() == {0: pytest.approx(60 / 20)}

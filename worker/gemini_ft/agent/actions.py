@@ -14,10 +14,12 @@ __all__ = [
     "CloseClients",
     "EndProcesses",
     "EnsureLauncher",
+    "HoldGeneration",
     "MarkClosed",
     "OpenJob",
     "OrderGeneration",
     "Persist",
+    "RequestCheckpoint",
     "WatchProcess",
 ]
 
@@ -37,6 +39,20 @@ class OrderGeneration:
     """Show the generation in the job page, so that launcher and ranks of older ones stop."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldGeneration:
+    """Show in the job page that the ranks of `generation` are to stop together."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """Show in the job page that a version is wanted at the next step; an older request changes nothing."""
+
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,8 @@ Action = (
     OpenJob
     | Persist
     | OrderGeneration
+    | HoldGeneration
+    | RequestCheckpoint
     | MarkClosed
     | EndProcesses
     | CloseClients

@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from gemini_ft.agent.actions import (
     CloseClients,
     EndProcesses,
     EnsureLauncher,
+    HoldGeneration,
     MarkClosed,
     OpenJob,
     OrderGeneration,
     Persist,
+    RequestCheckpoint,
     WatchProcess,
 )
 from gemini_ft.agent.control_link import ControlLink
@@ -31,6 +33,7 @@ from gemini_ft.agent.imports_exchange import JobImports
 from gemini_ft.agent.launch import LauncherStarter
 from gemini_ft.agent.local_requests import LocalRequests
 from gemini_ft.agent.local_server import LocalServer, default_socket_path
+from gemini_ft.agent.metrics import AgentMetrics
 from gemini_ft.agent.node import Node
 from gemini_ft.agent.pages import JobPageFile, RankPageFile
 from gemini_ft.agent.parking import Parking
@@ -45,9 +48,11 @@ from gemini_ft.contracts.ids import new_incarnation
 from gemini_ft.contracts.messages import (
     Address,
     Assign,
+    CheckpointNow,
     CloseJob,
     Fence,
     Heartbeat,
+    Hold,
     Inventory,
     Order,
     OrderDone,
@@ -56,6 +61,7 @@ from gemini_ft.contracts.messages import (
     Register,
     StartJob,
 )
+from gemini_ft.metrics_listener import serve_metrics
 
 __all__ = ["Agent"]
 
@@ -92,7 +98,7 @@ class Agent:
         )
         self._server = LocalServer(self.socket_path, self._requests)
         self._starter = LauncherStarter(state.path, settings.effective_log_dir, self.socket_path, os.environ)
-        self._link = ControlLink(settings.nats_url, settings.nats_token_file, settings.heartbeat_interval, self)
+        self._link = ControlLink(settings.nats_access, settings.heartbeat_interval, self)
         self._order_lock = asyncio.Lock()
         self._persist_lock = asyncio.Lock()
         self._num_saves_wanted = 0
@@ -115,7 +121,17 @@ class Agent:
             stack.push_async_callback(self._end_background)
             stack.push_async_callback(self._server.close)
             await self._start()
+            if self._settings.metrics_listen is not None:
+                metrics = AgentMetrics(self._node, self._replicas, self._link)
+                url = await stack.enter_async_context(serve_metrics(self._settings.metrics_listen, metrics))
+                logger.info("serving metrics at %s", url)
             await first_to_end(self._link.run(), self._read_pages(), stop.wait())
+
+    def log_facts(self) -> Mapping[str, Any]:
+        """Return what everything that this process logs is about."""
+        job = self._node.job
+        about_job = {"job_id": job.job_id, "generation": job.generation} if job else {}
+        return {"node_id": self._node.node_id, **about_job}
 
     # ---- for the control link
 
@@ -152,6 +168,11 @@ class Agent:
             status.used_bytes,
             status.capacity_bytes,
         )
+
+    @property
+    def log_dir(self) -> Path:
+        """See ControlNode."""
+        return self._settings.effective_log_dir
 
     def imports(self) -> JobImports | None:
         """See ControlNode."""
@@ -197,6 +218,10 @@ class Agent:
                 await self._perform(self._node.assign(order))
                 await self._replicas.assign(order)
                 await self._perform(self._node.assignment_taken(order.generation))
+            case Hold():
+                await self._perform(self._node.hold(order))
+            case CheckpointNow():
+                await self._perform(self._node.checkpoint_now(order))
             case CloseJob():
                 await self._close_job(order)
         return OrderDone(node_id=self._node.node_id or "", incarnation=self._node.incarnation)
@@ -255,7 +280,12 @@ class Agent:
                 await self._persist()
             case OrderGeneration(generation=generation):
                 if self._job_page is not None:
-                    self._job_page.page.ordered_generation = generation
+                    self._job_page.order_generation(generation)
+            case HoldGeneration(generation=generation):
+                self._open_page().page.hold_generation = generation
+            case RequestCheckpoint(request=request):
+                page = self._open_page().page
+                page.checkpoint_request = max(page.checkpoint_request, request)
             case MarkClosed():
                 if self._job_page is not None:
                     self._job_page.page.closed = True
@@ -421,10 +451,13 @@ class Agent:
     def _page_path(self, job_id: str) -> Path:
         return self._state.path / f"{job_id}.page"
 
-    def _job_page_path(self) -> Path:
+    def _open_page(self) -> JobPageFile:
         if self._job_page is None:
             raise UnavailableError("the job is not open on this node yet; try again")
-        return self._job_page.path
+        return self._job_page
+
+    def _job_page_path(self) -> Path:
+        return self._open_page().path
 
     def _own_address(self) -> Address:
         assert self._address is not None

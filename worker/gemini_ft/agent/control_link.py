@@ -18,8 +18,9 @@ from nats.aio.msg import Msg
 from pydantic import ValidationError
 
 from gemini_ft.agent.imports_exchange import JobImports, exchange_imports
+from gemini_ft.agent.rank_logs import answer_log_requests
 from gemini_ft.agent.tasks import end_tasks, first_to_end
-from gemini_ft.contracts.errors import ConflictError, UnavailableError, from_wire
+from gemini_ft.contracts.errors import ConfigurationError, ConflictError, UnavailableError, from_wire
 from gemini_ft.contracts.messages import (
     Heartbeat,
     Order,
@@ -29,7 +30,9 @@ from gemini_ft.contracts.messages import (
     orders,
     registration_replies,
 )
+from gemini_ft.contracts.permissions import NatsRole
 from gemini_ft.contracts.subjects import REGISTER, heartbeat_subject, order_subject
+from gemini_ft.security.nats_access import NatsAccess
 
 __all__ = ["ControlLink", "ControlNode"]
 
@@ -42,7 +45,8 @@ _PING_INTERVAL_S = 1.0
 _PING_TIMEOUT_S = 3
 _MAX_ORDERS = 256
 
-_NETWORK_ERRORS = (OSError, TimeoutError, nats.errors.Error, UnavailableError)
+_NETWORK_ERRORS = (OSError, TimeoutError, nats.errors.Error, UnavailableError, ConfigurationError)
+"""A file of credentials that cannot be used may be in the middle of its replacement."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +60,10 @@ class ControlNode(Protocol):
 
     def registration(self) -> Register:
         """Return what to register with now."""
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the ranks' logs are."""
 
     async def registered(self, node_id: str) -> None:
         """The coordinator has issued or confirmed an identity."""
@@ -74,16 +82,19 @@ class ControlLink:
     """Registers, sends heartbeats and takes orders whenever NATS can be reached.
 
     Args:
-        token_file: read anew for each connection, so that a token may be replaced.
+        access: its files are read anew for each connection, so that they may be replaced.
     """
 
-    def __init__(self, url: str, token_file: Path | None, interval: timedelta, node: ControlNode) -> None:
-        self._url = url
-        self._token_file = token_file
+    def __init__(self, access: NatsAccess, interval: timedelta, node: ControlNode) -> None:
+        self._access = access
+        self._url = access.url
         self._interval_s = interval.total_seconds()
         self._node = node
         self._beat = asyncio.Event()
-        self._sequence = 0
+        self.is_connected = False
+        self.num_connections = 0
+        self.num_heartbeats = 0
+        """Also the sequence number of the newest one."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._outage = _Complaint()
         self._unregistered = _Complaint()
@@ -104,6 +115,7 @@ class ControlLink:
                 try:
                     connection = await self._connect()
                     retry_s = _RETRY_S
+                    self.num_connections += 1
                     await self._use(connection)
                 except _NETWORK_ERRORS as error:
                     self._outage.make(
@@ -121,7 +133,7 @@ class ControlLink:
             async with asyncio.timeout(2 * _CONNECT_TIMEOUT_S):
                 await connection.connect(
                     self._url,
-                    token=self._read_token(),
+                    **self._access.options(NatsRole.AGENT),
                     allow_reconnect=False,
                     # Even so it tries a refused connection again by itself, by default every 2 s.
                     max_reconnect_attempts=1,
@@ -136,6 +148,7 @@ class ControlLink:
         return connection
 
     async def _use(self, connection: NatsClient) -> None:
+        self.is_connected = True
         try:
             if self._node.node_id is None:
                 await first_to_end(self._register(connection), self._ping(connection))
@@ -144,6 +157,7 @@ class ControlLink:
                 # An agent that is known is of use although the coordinator does not answer.
                 await first_to_end(self._register_then_wait(connection), self._serve(connection))
         finally:
+            self.is_connected = False
             await _close(connection)
 
     async def _register_then_wait(self, connection: NatsClient) -> None:
@@ -182,6 +196,7 @@ class ControlLink:
         node_id = self._node.node_id
         assert node_id is not None
         await connection.subscribe(order_subject(node_id), cb=self._take_order)
+        await answer_log_requests(connection, node_id, self._node.log_dir)
         logger.info("connected to the control plane as %s", node_id)
         await first_to_end(
             self._send_heartbeats(connection, node_id),
@@ -192,8 +207,8 @@ class ControlLink:
     async def _send_heartbeats(self, connection: NatsClient, node_id: str) -> None:
         while True:
             self._beat.clear()
-            self._sequence += 1
-            heartbeat = self._node.heartbeat(self._sequence)
+            self.num_heartbeats += 1
+            heartbeat = self._node.heartbeat(self.num_heartbeats)
             if heartbeat is not None:
                 async with asyncio.timeout(_PING_TIMEOUT_S):
                     await connection.publish(heartbeat_subject(node_id), heartbeat.model_dump_json().encode())
@@ -238,14 +253,6 @@ class ControlLink:
                 await message.respond(reply.model_dump_json().encode())
             except _NETWORK_ERRORS as error:
                 logger.warning("the answer to %s was lost: %s; it will be ordered again", order.kind, _sentence(error))
-
-    def _read_token(self) -> str | None:
-        if self._token_file is None:
-            return None
-        try:
-            return self._token_file.read_text().strip()
-        except OSError as error:
-            raise UnavailableError(f"the token file {self._token_file} cannot be read: {error.strerror}") from error
 
 
 class _Complaint:

@@ -15,19 +15,16 @@ from pathlib import Path
 
 import nats.errors
 from nats.aio.client import Client as NatsClient
-from nats.js.api import KeyValueConfig
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import KeyNotFoundError
-from nats.js.kv import KeyValue
 
 from gemini_ft.agent.launcher.learning import read_names, write_names
 from gemini_ft.contracts.errors import ProtocolError
+from gemini_ft.contracts.subjects import IMPORTS_BUCKET
 
 __all__ = ["JobImports", "exchange_imports"]
 
-_BUCKET = "gemini_imports"
 _POLL_S = 1.0
-_KEPT_S = 7 * 24 * 3600.0
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +55,8 @@ async def exchange_imports(connection: NatsClient, find_files: Callable[[], JobI
 async def _exchange(connection: NatsClient, files: JobImports) -> bool:
     """Give or take the names; return whether there is nothing left to do."""
     mine = await asyncio.to_thread(read_names, files.learned)
-    bucket = await _bucket(connection)
+    # Made by the coordinator: agents may not make streams.
+    bucket = await connection.jetstream().key_value(IMPORTS_BUCKET)
     try:
         entry = await bucket.get(files.job_id)
     except KeyNotFoundError:
@@ -68,14 +66,9 @@ async def _exchange(connection: NatsClient, files: JobImports) -> bool:
     if mine is None:
         names = json.loads(entry.value or b"null")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ProtocolError(f"the imports of job {files.job_id} in bucket {_BUCKET} are no list of names")
+            raise ProtocolError(f"the imports of job {files.job_id} in bucket {IMPORTS_BUCKET} are no list of names")
         if not files.reported.parent.is_dir():
             return False
         await asyncio.to_thread(write_names, files.reported, names)
         logger.info("handed %d learned imports of other nodes to the launcher of job %s", len(names), files.job_id)
     return True
-
-
-async def _bucket(connection: NatsClient) -> KeyValue:
-    js = connection.jetstream()
-    return await js.create_key_value(KeyValueConfig(bucket=_BUCKET, history=1, ttl=_KEPT_S))

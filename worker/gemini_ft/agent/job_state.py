@@ -43,6 +43,7 @@ class Rank:
             finished_step=self.progress.finished_step,
             committed_step=self.progress.committed_step,
             sealed_everywhere_step=self.progress.sealed_everywhere_step,
+            held_step=self.progress.held_step,
             num_skipped=self.progress.num_skipped,
             stall_us=self.progress.stall_us,
             restored_step=self.restored_step,

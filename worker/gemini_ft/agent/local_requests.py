@@ -143,13 +143,18 @@ class LocalRequests:
 
     async def _greet_rank(self, client: Client, hello: RankHello) -> AgentMessage:
         process = _identify(client)
-        self._node.rank_hello(hello, process)
+        job = self._node.rank_hello(hello, process)
         page = self._replicas.open_rank(hello.rank, hello.generation)
         actions = self._node.rank_opened(hello, process, str(page))
         self._ranks[client] = hello.rank, hello.generation
         client.name = f"rank {hello.rank} of generation {hello.generation} (process {client.pid})"
         await self._perform(actions)
-        return RankWelcome(request_id=hello.request_id, job_page=str(self._job_page()), rank_page=str(page))
+        return RankWelcome(
+            request_id=hello.request_id,
+            job_page=str(self._job_page()),
+            rank_page=str(page),
+            checkpoint_interval_steps=job.spec.checkpoint_interval_steps,
+        )
 
     def _check_rank(self, client: Client, message: RankMessage | Notice) -> None:
         if client not in self._ranks:

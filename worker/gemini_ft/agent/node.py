@@ -16,10 +16,12 @@ from gemini_ft.agent.actions import (
     CloseClients,
     EndProcesses,
     EnsureLauncher,
+    HoldGeneration,
     MarkClosed,
     OpenJob,
     OrderGeneration,
     Persist,
+    RequestCheckpoint,
     WatchProcess,
 )
 from gemini_ft.agent.job_state import Job, Rank
@@ -37,9 +39,11 @@ from gemini_ft.contracts.local_protocol import Finished, LauncherHello, PublishS
 from gemini_ft.contracts.messages import (
     Address,
     Assign,
+    CheckpointNow,
     CloseJob,
     Fence,
     Heartbeat,
+    Hold,
     JobOutcome,
     LauncherKind,
     StartJob,
@@ -182,14 +186,7 @@ class Node:
             FencedError: the plan is older than the fence.
             ConflictError: this generation has another plan, or was not fenced before.
         """
-        job = self._job_of_order(order.job_id)
-        if order.generation < job.generation:
-            raise FencedError.of("an assignment", order.generation, job.generation)
-        if self.needs_fence(order):
-            raise ConflictError(
-                f"node {self.node_id} was fenced to generation {job.generation} of {job.job_id}, but the assignment is "
-                f"for generation {order.generation}; fence it first"
-            )
+        job = self._job_at("the assignment", order)
         old = job.assignment
         if old is not None and old.generation == order.generation:
             if (old.slots, old.placement, old.restore_step) != (order.slots, order.placement, order.restore_step):
@@ -216,6 +213,20 @@ class Node:
             return ()
         job.is_assignment_taken = True
         return EnsureLauncher(), AnswerParked(), Beat()
+
+    def hold(self, order: Hold) -> Actions:
+        """Ask the ranks to stop together; heartbeats show when they have.
+
+        Raises:
+            NotFoundError, JobClosedError: the node is not in this job (any more).
+            FencedError, ConflictError: the order is for another generation.
+        """
+        return (HoldGeneration(self._job_at("the order to hold", order).generation),)
+
+    def checkpoint_now(self, order: CheckpointNow) -> Actions:
+        """Ask the ranks for a version at the next step. Raises as `hold`."""
+        self._job_at("the request for a checkpoint", order)
+        return (RequestCheckpoint(order.request),)
 
     def close_job(self, order: CloseJob) -> Actions:
         """Begin to end the job; nothing is to be done for a job that is not here. `job_closed` follows."""
@@ -334,8 +345,8 @@ class Node:
                 return Persist(), Beat()
         return ()
 
-    def rank_hello(self, hello: RankHello, process: ProcessIdentity) -> None:
-        """Check a rank before its page is made.
+    def rank_hello(self, hello: RankHello, process: ProcessIdentity) -> Job:
+        """Check a rank before its page is made, and return its job.
 
         Raises:
             NotFoundError, JobClosedError, FencedError, ConfigurationError, ConflictError: it is not welcome.
@@ -360,6 +371,7 @@ class Node:
                 f"process {known.process.pid} is rank {hello.rank} of generation {hello.generation} already; "
                 f"process {process.pid} must stop"
             )
+        return job
 
     def rank_opened(self, hello: RankHello, process: ProcessIdentity, page: str) -> Actions:
         """The rank that was checked has a control page now."""
@@ -392,7 +404,7 @@ class Node:
         return (Beat(),)
 
     def observe(self, rank: int, generation: int, progress: RankProgress) -> Actions:
-        """Take what a control page says; the first finished step of a generation is worth a heartbeat."""
+        """Take what a control page says; a generation's first finished step and a held one are worth a heartbeat."""
         job = self.job
         known = job.ranks.get(rank) if job else None
         if job is None or known is None or known.generation != generation:
@@ -404,9 +416,11 @@ class Node:
             progress.sealed_everywhere_step,
             max(before.num_skipped, progress.num_skipped),
             max(before.stall_us, progress.stall_us),
+            _newer(before.held_step, progress.held_step),
         )
         job.committed_step = _newer(job.committed_step, progress.committed_step)
-        return (Beat(),) if before.finished_step is None and progress.finished_step is not None else ()
+        is_news = (before.finished_step is None) != (known.progress.finished_step is None)
+        return (Beat(),) if is_news or before.held_step != known.progress.held_step else ()
 
     @property
     def awaits_first_step(self) -> bool:
@@ -499,6 +513,18 @@ class Node:
         if self.job.closing is not None:
             self._raise_closed(self.job)
         return self.job
+
+    def _job_at(self, what: str, order: Assign | Hold | CheckpointNow) -> Job:
+        """The order's job, if the order is for the generation that this node was fenced to."""
+        job = self._job_of_order(order.job_id)
+        if order.generation < job.generation:
+            raise FencedError.of(what, order.generation, job.generation)
+        if order.generation > job.generation:
+            raise ConflictError(
+                f"node {self.node_id} was fenced to generation {job.generation} of {job.job_id}, but {what} is "
+                f"for generation {order.generation}; fence it first"
+            )
+        return job
 
     def _job_of_client(self, job_id: str) -> Job:
         if self._last_closed is not None and self._last_closed[0] == job_id and self.job is None:

@@ -21,6 +21,7 @@ class RankProgress:
     sealed_everywhere_step: int | None = None
     num_skipped: int = 0
     stall_us: int = 0
+    held_step: int | None = None
 
 
 class JobPageFile:
@@ -45,6 +46,12 @@ class JobPageFile:
         self._view.release()
         self._map.close()
 
+    def order_generation(self, generation: int) -> None:
+        """Show the newest generation; what was asked of the ranks of an older one is void."""
+        if generation > self.page.ordered_generation:
+            self.page.checkpoint_request = 0
+        self.page.ordered_generation = generation
+
     def remove(self) -> None:
         """Unmap and unlink; processes that have it mapped keep reading what it said last."""
         self.close()
@@ -66,8 +73,15 @@ class RankPageFile:
     def read(self) -> RankProgress:
         """Return what the page says now."""
         page = self._page
+        # First, because the rank writes it last.
+        held_step = page.held_step
         return RankProgress(
-            page.finished_step, page.committed_step, page.sealed_everywhere_step, page.num_skipped, page.stall_us
+            page.finished_step,
+            page.committed_step,
+            page.sealed_everywhere_step,
+            page.num_skipped,
+            page.stall_us,
+            held_step,
         )
 
     def close(self) -> None:

@@ -13,7 +13,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from gemini_ft.agent.replicas.tls import PeerTls
 from gemini_ft.contracts.errors import ConfigurationError
+from gemini_ft.security.exposure import is_loopback
+from gemini_ft.security.nats_access import NatsAccess
 
 __all__ = ["ENVIRONMENT_PREFIX", "AgentSettings"]
 
@@ -33,10 +36,21 @@ class AgentSettings:
     """What all checkpoint memory may take; by default what tmpfs, cgroup and machine allow."""
     log_dir: Path | None = None
     """Where launcher and ranks write their output; by default `logs` in the state folder."""
+    nats_credentials_file: Path | None = None
     nats_token_file: Path | None = None
+    nats_ca_file: Path | None = None
+    """These three: see NatsAccess."""
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_ca_file: Path | None = None
+    """Encrypt what goes between agents; each shows its certificate, signed by the cluster's authority. All or none."""
+    insecure_plaintext: bool = False
+    """Let secrets go to NATS on another machine without TLS."""
     socket_path: Path | None = None
     """Socket for ranks and launchers; by default in the state folder, or elsewhere when that path is too long."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    metrics_listen: str | None = None
+    """HOST:PORT of the metrics; by default none are served."""
     heartbeat_interval: timedelta = timedelta(seconds=1)
     kill_timeout: timedelta = timedelta(seconds=5)
     """How long a fence waits for killed ranks to be gone."""
@@ -50,10 +64,43 @@ class AgentSettings:
     def __post_init__(self) -> None:
         if self.max_launcher_starts < 1:
             raise ConfigurationError(f"max_launcher_starts is {self.max_launcher_starts}; give at least 1")
+        if not is_loopback(self.host) and not self.nats_access.has_secret:
+            raise ConfigurationError(
+                f"--host {self.host} lets other machines reach this agent, which has no credentials; "
+                "give --nats-credentials-file"
+            )
         for setting in dataclasses.fields(self):
             value = getattr(self, setting.name)
             if isinstance(value, timedelta) and value <= timedelta():
                 raise ConfigurationError(f"{setting.name} is {value.total_seconds():g} s; give a time above zero")
+
+    @property
+    def nats_access(self) -> NatsAccess:
+        """How the agent gets into NATS; raises ConfigurationError for what would not be safe."""
+        return NatsAccess(
+            url=self.nats_url,
+            credentials_file=self.nats_credentials_file,
+            token_file=self.nats_token_file,
+            ca_file=self.nats_ca_file,
+            insecure_plaintext=self.insecure_plaintext,
+        )
+
+    def peer_tls(self) -> PeerTls | None:
+        """Read the certificates; None if what goes between agents is not encrypted.
+
+        Raises:
+            ConfigurationError: a file is missing or cannot be used.
+        """
+        files = (self.tls_certificate_file, self.tls_key_file, self.tls_ca_file)
+        match files:
+            case (None, None, None):
+                return None
+            case (Path() as certificate_file, Path() as key_file, Path() as ca_file):
+                return PeerTls.load(certificate_file, key_file, ca_file)
+            case _:
+                raise ConfigurationError(
+                    "give --tls-certificate-file, --tls-key-file and --tls-ca-file together, or none of them"
+                )
 
     @property
     def effective_log_dir(self) -> Path:
@@ -111,6 +158,10 @@ def _parse(setting: dataclasses.Field[Any], text: str, variable: str) -> Any:
         return Path(text)
     if "Mapping" in kind:
         return parse_labels([part for part in text.split(",") if part])
+    if kind == "bool":
+        if text not in ("0", "1"):
+            raise ConfigurationError(f"{variable} is {text!r}; give 1 or 0")
+        return text == "1"
     if kind.startswith("int"):
         try:
             return int(text)

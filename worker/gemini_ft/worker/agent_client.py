@@ -63,6 +63,7 @@ class AgentClient:
         self._pending: dict[int, _Reply] = {}
         self._next_id = 1
         self._pages: tuple[JobPage, RankPage] | None = None
+        self._checkpoint_interval_steps = 1
         self._mappings: list[SharedMapping] = []
         self._refused: GeminiError | None = None
         self._closing = False
@@ -101,6 +102,11 @@ class AgentClient:
     def refused(self) -> GeminiError | None:
         """Why the agent will not have this rank any more, for instance because its generation is over."""
         return self._refused
+
+    @property
+    def checkpoint_interval_steps(self) -> int:
+        """Every how many steps the job wants a version, as the agent said in its welcome."""
+        return self._checkpoint_interval_steps
 
     @property
     def job_page(self) -> JobPage:
@@ -234,6 +240,7 @@ class AgentClient:
             self._mappings += [job, rank]
             # Pages of an earlier life stay mapped: another thread may be reading them.
             self._pages = (JobPage(job.view), RankPage(rank.view))
+            self._checkpoint_interval_steps = welcome.checkpoint_interval_steps
             self._socket = connection
             for notice in (self._fill, self._staged, self._sealed):
                 if notice is not None:

@@ -25,10 +25,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The same on every rank. `committed_step`: newest step that every rank has sealed everywhere, if all have one."""
+    """The same on every rank. `committed_step`: newest step that every rank has sealed everywhere, if all have one.
+
+    `is_hold_wanted`: some rank has been told to hold. `checkpoint_request`: newest request that every rank has seen.
+    """
 
     committed_step: int | None
     failed: bool
+    is_hold_wanted: bool = False
+    checkpoint_request: int = 0
 
 
 class Agreement:
@@ -45,7 +50,7 @@ class Agreement:
         if dist.is_available() and dist.is_initialized():
             ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
             self._group = dist.new_group(ranks, timeout=timeout, backend="gloo")
-        self._values = torch.zeros(2, dtype=torch.int64)
+        self._values = torch.zeros(4, dtype=torch.int64)
         self._work: Any = None
         self._launched = False
 
@@ -54,10 +59,14 @@ class Agreement:
         """True between `launch` and `result`."""
         return self._launched
 
-    def launch(self, sealed_step: int | None, failed: bool) -> None:
+    def launch(
+        self, sealed_step: int | None, failed: bool, is_hold_wanted: bool = False, checkpoint_request: int = 0
+    ) -> None:
         """Begin the all-reduce of this step; returns at once."""
         self._values[0] = 0 if sealed_step is None else sealed_step + 1
         self._values[1] = 0 if failed else 1
+        self._values[2] = 0 if is_hold_wanted else 1
+        self._values[3] = checkpoint_request
         if self._group is not None:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MIN, self._group, async_op=True)
         self._launched = True
@@ -72,8 +81,8 @@ class Agreement:
             self._wait(self._work)
             self._work = None
         self._launched = False
-        sealed, well = self._values.tolist()
-        return Agreed(sealed - 1 if sealed else None, not well)
+        sealed, well, goes_on, request = self._values.tolist()
+        return Agreed(sealed - 1 if sealed else None, not well, not goes_on, request)
 
     def same(self, value: int | None) -> bool:
         """Return whether `value` is the same on every rank; collective."""

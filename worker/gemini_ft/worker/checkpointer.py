@@ -8,19 +8,26 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from gemini_ft.agent.launcher.learning import report_imports
 from gemini_ft.contracts.buffer_format import ShardBuffer
-from gemini_ft.contracts.errors import ConfigurationError, FencedError, GeminiError, IntegrityError, ProtocolError
+from gemini_ft.contracts.errors import (
+    ConfigurationError,
+    FencedError,
+    GeminiError,
+    IntegrityError,
+    ProtocolError,
+    UnavailableError,
+)
 from gemini_ft.contracts.local_protocol import Reserve, Reserved, Restored
 from gemini_ft.faults import fault_point
 from gemini_ft.worker._mapping import SharedMapping
 from gemini_ft.worker.agent_client import AgentClient
-from gemini_ft.worker.agreement import Agreement
+from gemini_ft.worker.agreement import Agreed, Agreement
 from gemini_ft.worker.device_copy import PinnedMapping
 from gemini_ft.worker.identity import RankIdentity
 from gemini_ft.worker.restore import RestorableShard, find_shard, find_shards_together, load_parts, predicted_state
@@ -35,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 _MANIFEST_SLACK_BYTES = 64 << 10
 _POLL_S = 0.0005
+_HELD_POLL_S = 0.01
+_HOLD_ROUND_S = 1.0
 
 
 class Checkpointer:
@@ -47,6 +56,7 @@ class Checkpointer:
         process_group: ranks of the job; the default group if None.
         on_lag: when the version before is not committed yet, `wait` for it in the loop, at most `commit_wait` and
             once for each version, or `skip` this step at once; either way all ranks do the same.
+        hold_timeout: how long the ranks wait in `step` when the job is held, until somebody goes on with it.
     """
 
     def __init__(
@@ -60,6 +70,7 @@ class Checkpointer:
         connect_timeout: timedelta = timedelta(seconds=30),
         restore_timeout: timedelta = timedelta(minutes=10),
         collective_timeout: timedelta = timedelta(minutes=10),
+        hold_timeout: timedelta = timedelta(minutes=10),
     ) -> None:
         if on_lag not in ("wait", "skip"):
             raise ConfigurationError(f"on_lag is {on_lag!r}; it must be 'wait' or 'skip'")
@@ -67,6 +78,7 @@ class Checkpointer:
         self._optimizers = _optimizers(self._parts, optimizer)
         self._on_lag, self._commit_wait = on_lag, commit_wait
         self._connect_timeout, self._restore_timeout = connect_timeout, restore_timeout
+        self._hold_timeout = hold_timeout
         self._identity = _checked_identity(RankIdentity.from_environment())
         self._client = AgentClient(self._identity)
         self._agreement = Agreement(process_group, collective_timeout)
@@ -80,6 +92,7 @@ class Checkpointer:
         self._last_buffer: int | None = None
         self._last_step: int | None = None
         self._waited_for: int | None = None
+        self._served_request = 0
         self._num_skipped = 0
         self._stall_s = 0.0
         self._imports_reported = False
@@ -131,9 +144,11 @@ class Checkpointer:
         """Called by every rank when `step` is finished; returns whether its version is being staged.
 
         Parameters and optimizer state are copied behind the next forward and backward; everything else is copied now.
+        A job that is to be held commits `step` on all ranks and never leaves this call.
 
         Raises:
             FencedError: the job has gone on without this process, which must stop.
+            UnavailableError: another rank is gone, or the job was held for longer than `hold_timeout`.
             GeminiError: staging failed on some rank; every rank raises that error at the same step.
         """
         if self._stager is None:
@@ -143,26 +158,23 @@ class Checkpointer:
         started = time.monotonic()
         if not self._agreement.launched:
             self._launch_agreement(self._stager)
-        agreed = self._agreement.result()
-        fault_point("rank.after_agree")
-        self._refuse_if_fenced()
-        if agreed.failed:
-            raise self._agreement.first_error(self._failure(self._stager)) or ProtocolError(
-                "a rank failed without an error"
-            )
+        agreed = self._agreed(self._failure(self._stager))
         self._last_step = step
-        current = agreed.committed_step == self._last_begun
-        if current:
-            self._committed, self._committed_buffer = self._last_begun, self._last_buffer
+        is_current = agreed.committed_step == self._last_begun
+        if agreed.is_hold_wanted:
+            self._hold(self._stager, step, is_current)
+        is_due = self._is_due(step, agreed.checkpoint_request)
+        if is_due and is_current:
             self._stage(self._stager, step)
-        else:
+            self._served_request = agreed.checkpoint_request
+        elif is_due:
             self._num_skipped += 1
         self._stall_s += time.monotonic() - started
         self._publish(step)
         if not self._imports_reported:
             report_imports()
             self._imports_reported = True
-        return current
+        return is_due and is_current
 
     def close(self) -> None:
         """Finish the version that is being staged and let go of agent and memory; the memory stays with the agent."""
@@ -198,11 +210,40 @@ class Checkpointer:
 
     def _launch_agreement(self, stager: Stager) -> None:
         stager.wait()
-        if self._on_lag == "wait" and stager.error is None:
+        if self._on_lag == "wait" and stager.error is None and self._may_be_due_next():
             self._wait_for_commit()
         fault_point("rank.before_agree")
-        failed = self._failure(stager) is not None
-        self._agreement.launch(self._client.rank_page.sealed_everywhere_step, failed)
+        self._agreement.launch(
+            self._client.rank_page.sealed_everywhere_step,
+            self._failure(stager) is not None,
+            self._is_hold_wanted,
+            self._client.job_page.checkpoint_request,
+        )
+
+    def _agreed(self, mine: GeminiError | None) -> Agreed:
+        """What the ranks have agreed on; raises the first rank's error if one has failed, `mine` is this rank's."""
+        agreed = self._agreement.result()
+        fault_point("rank.after_agree")
+        self._refuse_if_fenced()
+        if agreed.failed:
+            raise self._agreement.first_error(mine) or ProtocolError("a rank failed without an error")
+        if agreed.committed_step == self._last_begun:
+            self._committed, self._committed_buffer = self._last_begun, self._last_buffer
+        return agreed
+
+    def _is_due(self, step: int, request: int) -> bool:
+        """Whether `step` is to be staged: the same on every rank when `request` is."""
+        since = None if self._last_begun is None else step - self._last_begun
+        return since is None or since >= self._client.checkpoint_interval_steps or request > self._served_request
+
+    def _may_be_due_next(self) -> bool:
+        """Whether the commit of the version before is worth a wait, as far as this rank can tell."""
+        expected = 0 if self._last_step is None else self._last_step + 1
+        return self._is_hold_wanted or self._is_due(expected, self._client.job_page.checkpoint_request)
+
+    @property
+    def _is_hold_wanted(self) -> bool:
+        return self._client.job_page.hold_generation == self._identity.generation
 
     def _failure(self, stager: Stager) -> GeminiError | None:
         """Why the version begun last can never be committed."""
@@ -231,6 +272,50 @@ class Checkpointer:
         ):
             time.sleep(_POLL_S)
 
+    def _hold(self, stager: Stager, step: int, is_current: bool) -> NoReturn:
+        """Commit `step` on all ranks, then wait until the generation is over."""
+        deadline = time.monotonic() + self._hold_timeout.total_seconds()
+        self._publish(step)
+        if not is_current:
+            self._commit(stager, deadline)
+        self._stage(stager, step)
+        self._commit(stager, deadline)
+        logger.info("rank %d holds step %d", self._identity.rank, step)
+        while time.monotonic() < deadline:
+            # Again and again, because an agent that was restarted has a page of its own.
+            self._publish(step, held_step=step)
+            self._refuse_if_fenced()
+            time.sleep(_HELD_POLL_S)
+        raise UnavailableError(
+            f"rank {self._identity.rank} was held at step {step}, and nobody resumed the job within "
+            f"{self._hold_timeout.total_seconds():g} s; is the coordinator running?"
+        )
+
+    def _commit(self, stager: Stager, deadline: float) -> None:
+        """Agree again and again until the version begun last is committed.
+
+        In rounds, so that a rank whose version is sealed hears soon that another one's cannot be.
+        """
+        while True:
+            stager.wait()
+            round_end = min(deadline, time.monotonic() + _HOLD_ROUND_S)
+            while (
+                self._client.rank_page.sealed_everywhere_step != self._last_begun
+                and self._failure(stager) is None
+                and time.monotonic() < round_end
+            ):
+                self._refuse_if_fenced()
+                time.sleep(_POLL_S)
+            sealed_step, failure = self._client.rank_page.sealed_everywhere_step, self._failure(stager)
+            if failure is None and sealed_step != self._last_begun and time.monotonic() >= deadline:
+                failure = UnavailableError(
+                    f"waited {self._hold_timeout.total_seconds():g} s in vain for step {self._last_begun} to be sealed "
+                    "on all its holders, so that the job can be held"
+                )
+            self._agreement.launch(sealed_step, failure is not None)
+            if self._agreed(failure).committed_step == self._last_begun:
+                return
+
     def _refuse_if_fenced(self) -> None:
         me, ordered = self._identity, self._client.job_page.ordered_generation
         if ordered > me.generation:
@@ -245,12 +330,13 @@ class Checkpointer:
         stager.begin(step, flat, storages_of(self._optimizers), self._buffers[target], target, self._committed)
         self._last_begun, self._last_buffer = step, target
 
-    def _publish(self, step: int) -> None:
+    def _publish(self, step: int, held_step: int | None = None) -> None:
         page = self._client.rank_page
         page.committed_step = self._committed
         page.num_skipped = self._num_skipped
         page.stall_us = int(self._stall_s * 1e6)
         page.finished_step = step
+        page.held_step = held_step
 
     def _reserve(self) -> FlatState:
         me = self._identity

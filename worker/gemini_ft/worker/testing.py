@@ -52,14 +52,18 @@ class SoloAgent:
     Args:
         folder: where buffers, pages and the socket lie; short, as socket paths are.
         capacity_bytes: the largest shard that may be reserved.
+        checkpoint_interval_steps: the job's, as ranks hear it.
     """
 
     job_id = "job-solo"
 
-    def __init__(self, folder: Path, world_size: int = 1, capacity_bytes: int = 1 << 30) -> None:
+    def __init__(
+        self, folder: Path, world_size: int = 1, capacity_bytes: int = 1 << 30, checkpoint_interval_steps: int = 1
+    ) -> None:
         self.folder = folder
         self.world_size = world_size
         self.capacity_bytes = capacity_bytes
+        self.checkpoint_interval_steps = checkpoint_interval_steps
         self.generation = 1
         self.acknowledging = True
         self.received: list[ClientMessage] = []
@@ -144,6 +148,21 @@ class SoloAgent:
         with self._page(rank) as page:
             page.damaged_step = step
 
+    def hold(self) -> None:
+        """Ask the ranks to stop together, as the order does."""
+        with self._job_page() as page:
+            page.hold_generation = self.generation
+
+    def request_checkpoint(self, request: int) -> None:
+        """Ask the ranks for a version at the next step, as the order does."""
+        with self._job_page() as page:
+            page.checkpoint_request = request
+
+    def held_step(self, rank: int) -> int | None:
+        """Return the step at which `rank` is held."""
+        with self._page(rank) as page:
+            return page.held_step
+
     def close(self) -> None:
         """Stop and unmap."""
         self.stop()
@@ -160,9 +179,9 @@ class SoloAgent:
 
     def _set_generation(self, generation: int) -> None:
         self.generation = generation
-        page = JobPage(self._job.view)
-        page.ordered_generation = generation
-        page.release()
+        with self._job_page() as page:
+            page.checkpoint_request = 0
+            page.ordered_generation = generation
 
     def _spawn(self, target: object, connection: socket.socket) -> None:
         thread = threading.Thread(target=target, args=(connection,), daemon=True)  # type: ignore[arg-type]
@@ -235,7 +254,12 @@ class SoloAgent:
         aside.write_bytes(bytes(CONTROL_PAGE_BYTES))
         aside.replace(page)
         self._set_healthy(message.rank)
-        return RankWelcome(request_id=message.request_id, job_page=str(self.folder / "job"), rank_page=str(page))
+        return RankWelcome(
+            request_id=message.request_id,
+            job_page=str(self.folder / "job"),
+            rank_page=str(page),
+            checkpoint_interval_steps=self.checkpoint_interval_steps,
+        )
 
     def _reserve(self, message: Reserve) -> Reserved:
         if message.data_bytes > self.capacity_bytes:
@@ -280,6 +304,12 @@ class SoloAgent:
     def _set_healthy(self, rank: int) -> None:
         with self._page(rank) as page:
             page.replication_healthy = True
+
+    @contextmanager
+    def _job_page(self) -> Iterator[JobPage]:
+        page = JobPage(self._job.view)
+        yield page
+        page.release()
 
     @contextmanager
     def _page(self, rank: int) -> Iterator[RankPage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -10,27 +11,60 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from gemini_ft.contracts.api import Problem
 from gemini_ft.contracts.errors import (
     AuthenticationError,
     ConfigurationError,
     ConflictError,
+    ForbiddenError,
     GeminiError,
+    InvalidRequestError,
     NotFoundError,
+    PreconditionFailedError,
+    TooManyStreamsError,
     UnavailableError,
 )
-from gemini_ft.coordinator.database import DATABASE_ERRORS
+from gemini_ft.coordinator.database import DATABASE_ERRORS, describe
 
-__all__ = ["PROBLEM_JSON", "install_problem_handlers"]
+__all__ = [
+    "PROBLEM_JSON",
+    "ForbiddenError",
+    "InvalidRequestError",
+    "PreconditionFailedError",
+    "Problem",
+    "TooManyStreamsError",
+    "install_problem_handlers",
+    "problem",
+    "problems",
+]
 
 PROBLEM_JSON = "application/problem+json"
+_TRY_AGAIN = {"Retry-After": "1"}
 
 _STATUS_OF_ERROR: dict[type[GeminiError], HTTPStatus] = {
     AuthenticationError: HTTPStatus.UNAUTHORIZED,
-    ConfigurationError: HTTPStatus.UNPROCESSABLE_ENTITY,
-    ConflictError: HTTPStatus.CONFLICT,
+    ForbiddenError: HTTPStatus.FORBIDDEN,
     NotFoundError: HTTPStatus.NOT_FOUND,
+    ConflictError: HTTPStatus.CONFLICT,
+    PreconditionFailedError: HTTPStatus.PRECONDITION_FAILED,
+    ConfigurationError: HTTPStatus.UNPROCESSABLE_ENTITY,
+    TooManyStreamsError: HTTPStatus.TOO_MANY_REQUESTS,
     UnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the `responses` of a route that may answer with these statuses besides those that every route has."""
+    content = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def problem(
+    status: HTTPStatus, kind: str, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+) -> JSONResponse:
+    """Return a problem as a response."""
+    body = {"type": f"urn:gemini-ft:problem:{kind}", "title": status.phrase, "status": status.value, "detail": detail}
+    return JSONResponse(body | more, status.value, headers, PROBLEM_JSON)
 
 
 def install_problem_handlers(app: FastAPI) -> None:
@@ -42,39 +76,58 @@ def install_problem_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, _database_error)
 
 
-def _problem(status: HTTPStatus, kind: str, detail: str, **more: Any) -> JSONResponse:
-    body = {"type": f"urn:gemini-ft:problem:{kind}", "title": status.phrase, "status": status.value, "detail": detail}
-    headers = {"WWW-Authenticate": "Bearer"} if status is HTTPStatus.UNAUTHORIZED else None
-    return JSONResponse(body | more, status.value, headers, PROBLEM_JSON)
-
-
 async def _gemini_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, GeminiError)
     status = next(
         (status for kind, status in _STATUS_OF_ERROR.items() if isinstance(error, kind)),
         HTTPStatus.INTERNAL_SERVER_ERROR,
     )
-    return _problem(status, error.code.replace("_", "-"), str(error))
+    headers: Mapping[str, str] = {}
+    more = {}
+    match error:
+        case AuthenticationError():
+            headers = {"WWW-Authenticate": "Bearer"}
+        case UnavailableError():
+            headers = _TRY_AGAIN
+        case TooManyStreamsError():
+            headers = {"Retry-After": str(error.retry_after_s)}
+        case InvalidRequestError():
+            more = {"errors": [{"field": error.field, "message": str(error)}]}
+    return problem(status, error.code.replace("_", "-"), str(error), headers, **more)
 
 
 async def _invalid_request(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    fields = [
-        {"field": ".".join(str(part) for part in found["loc"] if part != "body") or "body", "message": found["msg"]}
-        for found in error.errors()
-    ]
+    # What a route and a dependency of it both take is reported by both.
+    found = dict.fromkeys((_field(one["loc"]), one["msg"]) for one in error.errors())
+    fields = [{"field": field, "message": message} for field, message in found]
     detail = "; ".join(f"{entry['field']}: {entry['message']}" for entry in fields)
-    return _problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=fields)
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid-request", detail, errors=fields)
+
+
+def _field(location: tuple[int | str, ...]) -> str:
+    """The name of a field without where it stands: everybody knows what is in the body and what in the query."""
+    return ".".join(str(part) for part in location[1:]) or str(location[0])
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
-    status = HTTPStatus(error.status_code)
+    status, headers = HTTPStatus(error.status_code), dict(error.headers or {})
+    if status is HTTPStatus.BAD_REQUEST:  # FastAPI could not even decode the body
+        return await _invalid_request(request, RequestValidationError([{"loc": ("body",), "msg": "is no JSON"}]))
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers["Allow"] = _allowed_methods(request)
     detail = f"{request.method} {request.url.path}: {error.detail}"
-    return _problem(status, status.phrase.lower().replace(" ", "-"), detail)
+    kind = "content-too-large" if status.value == 413 else status.phrase.lower().replace(" ", "-")
+    return problem(status, kind, detail, headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """All methods of the path; the router itself names those of one route."""
+    methods = request.app.openapi()["paths"].get(request.scope["route"].path, {})
+    return ", ".join(sorted(method.upper() for method in methods))
 
 
 async def _database_error(_: Request, error: Exception) -> JSONResponse:
-    return _problem(
-        HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", f"the database cannot be used now, try again: {error}"
-    )
+    detail = f"the database cannot be used now, try again: {describe(error)}"
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, "unavailable", detail, _TRY_AGAIN)

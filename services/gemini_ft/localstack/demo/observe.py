@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import EventModel, JobModel, NodeModel, RankModel
 from gemini_ft.contracts.buffer_format import HEADER_PAGE_BYTES, BufferGeometry, ShardBuffer
 from gemini_ft.contracts.control_page import CONTROL_PAGE_BYTES
 from gemini_ft.contracts.errors import CapacityError, ProtocolError, UnavailableError
 from gemini_ft.contracts.messages import RankState
-from gemini_ft.localstack.client import ApiClient, EventInfo, JobInfo, NodeInfo, RankInfo
 from gemini_ft.localstack.demo.losses import LossLogs
 from gemini_ft.localstack.demo.records import MemoryRecord
 from gemini_ft.localstack.stack import LocalNode, LocalStack
@@ -27,7 +28,7 @@ class Stalls:
 
     _newest: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, rank: RankInfo) -> None:
+    def add(self, rank: RankModel) -> None:
         """Take what a heartbeat says; a rank counts afresh in each generation."""
         if rank.finished_step is not None:
             first = 0 if rank.restored_step is None else rank.restored_step + 1
@@ -45,13 +46,13 @@ class Stalls:
 class JobObserver:
     """The newest known state of one job. `poll` is cheap and may be called in a tight loop."""
 
-    def __init__(self, stack: LocalStack, client: ApiClient, job: JobInfo, losses: LossLogs) -> None:
+    def __init__(self, stack: LocalStack, client: ApiClient, job: JobModel, losses: LossLogs) -> None:
         self._stack = stack
         self._client = client
         self.losses = losses
         self.job = job
-        self.nodes: list[NodeInfo] = []
-        self.events: list[EventInfo] = []
+        self.nodes: list[NodeModel] = []
+        self.events: list[EventModel] = []
         self.api_answers = True
         self.stalls = Stalls()
         self.memory: dict[str, MemoryRecord] = {}
@@ -68,7 +69,7 @@ class JobObserver:
             self._memory_due = time.monotonic() + _MEMORY_PERIOD_S
 
     @property
-    def members(self) -> list[NodeInfo]:
+    def members(self) -> list[NodeModel]:
         """The nodes in the job's slots, by slot."""
         by_id = {node.node_id: node for node in self.nodes}
         return [by_id[node_id] for _, node_id in sorted(self.job.slots.items()) if node_id in by_id]
@@ -93,9 +94,9 @@ class JobObserver:
     def _ask_api(self) -> None:
         try:
             self.job = self._client.job(self.job.job_id)
-            self.nodes = self._client.nodes()
+            self.nodes = list(self._client.nodes())
             after = self.events[-1].id if self.events else 0
-            self.events += self._client.events(after, self.job.job_id)
+            self.events += self._client.events(after=after, job_id=self.job.job_id)
         except UnavailableError:
             self.api_answers = False
             return

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gemini_ft.client.api_client import ApiClient
+from gemini_ft.contracts.api import JobPhase, NodeModel, RecoveryModel
 from gemini_ft.contracts.errors import GeminiError, NotFoundError, WaitTimeoutError
 from gemini_ft.contracts.messages import JobOutcome
-from gemini_ft.localstack.client import ApiClient, NodeInfo, RecoveryInfo
 from gemini_ft.localstack.demo.observe import JobObserver
 from gemini_ft.localstack.demo.records import DETECT, SET_UP, DrillRecord
 from gemini_ft.localstack.processes import kill_processes
@@ -56,7 +57,7 @@ class Stage:
             job = self.observer.job
             if job.outcome is JobOutcome.SUCCEEDED:
                 raise DrillFailedError(f"the training ended while the demo waited for {what}; give it more steps")
-            if job.outcome is not None or job.phase == "blocked":
+            if job.outcome is not None or job.phase is JobPhase.BLOCKED:
                 raise DrillFailedError(f"the job is {job.phase} while waiting for {what}: {job.cause}")
             if time.monotonic() > deadline:
                 raise WaitTimeoutError.of(what, timeout_s)
@@ -69,7 +70,7 @@ class Stage:
         step, committed = losses.last_step, losses.committed_step
         self.wait(
             lambda: (
-                self.observer.job.phase == "running"
+                self.observer.job.phase is JobPhase.RUNNING
                 and losses.last_step >= step + _NUM_STEPS_BETWEEN
                 and losses.committed_step >= committed + _NUM_STEPS_BETWEEN
                 and self.observer.is_whole(step)
@@ -106,12 +107,12 @@ class Stage:
         self.wait(is_finished, f"the first step of generation {generation}")
         return (finished_at[0] - since) * 1000
 
-    def wait_recovery(self, generation: int) -> RecoveryInfo:
+    def wait_recovery(self, generation: int) -> RecoveryModel:
         """Wait until the recovery that made `generation`, or a newer one, is over; return its record."""
-        completed: list[RecoveryInfo] = []
+        completed: list[RecoveryModel] = []
 
         def is_over() -> bool:
-            if self.observer.job.phase == "running" and self.observer.job.generation >= generation:
+            if self.observer.job.phase is JobPhase.RUNNING and self.observer.job.generation >= generation:
                 records = self._client.recoveries(self.observer.job.job_id)
                 completed[:] = [record for record in records if record.outcome == "completed"][:1]
             return bool(completed) and completed[0].generation >= generation
@@ -132,7 +133,7 @@ class Stage:
                 raise WaitTimeoutError.of(f"a step after step {step}, or the end of the job", _PATIENCE_S)
             time.sleep(_POLL_S)
 
-    def member(self, slot: int) -> NodeInfo:
+    def member(self, slot: int) -> NodeModel:
         """The node in a slot."""
         for node in self.observer.members:
             if node.slot == slot:

@@ -109,8 +109,9 @@ class GeminiElasticAgent(LocalElasticAgent):
         context.start()
         pids = context.pids()
         ranks = {worker.global_rank: pids[worker.local_rank] for worker in worker_group.workers}
-        self._handler.link.workers_started(self._handler.generation, ranks)
-        logger.info("generation %d: ranks run as %s", self._handler.generation, ranks)
+        generation = self._handler.generation
+        self._handler.link.workers_started(generation, ranks)
+        logger.info("generation %d: ranks run as %s", generation, ranks, extra={"generation": generation})
         return pids
 
     def _env(self, group: WorkerGroup, worker: Worker) -> dict[str, str]:
@@ -168,9 +169,10 @@ class GeminiElasticAgent(LocalElasticAgent):
             return
         self._reported.update(ended)
         detail = "\n".join(f"rank {rank}: {failure.message}" for rank, failure in result.failures.items())
+        generation = self._handler.generation
         if detail:
-            logger.error("generation %d: %s", self._handler.generation, detail)
-        self._handler.link.workers_exited(self._handler.generation, exits, detail)
+            logger.error("generation %d: %s", generation, detail, extra={"generation": generation})
+        self._handler.link.workers_exited(generation, exits, detail)
 
     def _exit_barrier(self) -> None:
         """Wait until the ranks of all nodes have ended well.

@@ -17,6 +17,7 @@ from gemini_ft.agent.launcher.learning import learned_path, reported_path
 from gemini_ft.agent.launcher.rank_process import RankStarter
 from gemini_ft.agent.launcher.warm_server import WarmStarter
 from gemini_ft.contracts.errors import ConfigurationError, GeminiError
+from gemini_ft.contracts.logs import add_log_format, configure_logging
 
 __all__ = ["main"]
 
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         help="learn: fork from a server that preloads what the script imports (default); "
         "warm: preload torch only; cold: a new interpreter for each rank",
     )
+    add_log_format(parser)
     parser.add_argument("-m", dest="is_module", action="store_true", help="the command names a module")
     parser.add_argument("command", nargs="+", help="script or module, and its arguments")
     return parser
@@ -58,11 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     69: no agent, or the agent refused; 128+n: ended by signal n.
     """
     args = _parser().parse_args(argv)
-    logging.basicConfig(
-        level=os.environ.get("GEMINI_FT_LOG_LEVEL", "INFO"),
-        format="%(asctime)s launcher %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging("launcher", args.log_format, lambda: {"job_id": args.job})
     try:
         return _run(args)
     except ConfigurationError as error:

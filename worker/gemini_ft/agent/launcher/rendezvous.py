@@ -131,7 +131,12 @@ class GeminiRendezvousHandler(RendezvousHandler):
         self._stores.append(store)
         # Ranks started by torch's own agent get no other word of it: torch copies this environment into them.
         os.environ["GEMINI_FT_GENERATION"] = str(assignment.generation)
-        logger.info("joined generation %d as slot %d", assignment.generation, assignment.group_rank)
+        logger.info(
+            "joined generation %d as slot %d",
+            assignment.generation,
+            assignment.group_rank,
+            extra={"generation": assignment.generation},
+        )
         return RendezvousInfo(store, assignment.group_rank, assignment.num_slots, RendezvousStoreInfo(host, port))
 
     def shutdown(self) -> bool:

@@ -47,10 +47,11 @@ async def pass_challenge(connection: Connection, own: Credentials, expected_node
     if isinstance(challenge, Refused):
         raise from_wire(challenge.error)
     names = (own.job_id, own.node_id, challenge.node_id, nonce, challenge.nonce)
-    check_proof(challenge.proof, make_proof(own.job_key, "server", *names), connection.peer, own.job_id)
+    server_proof = make_proof(own.job_key, "server", *names, connection.binding)
+    check_proof(challenge.proof, server_proof, connection.peer, own.job_id)
     if challenge.node_id != expected_node:
         raise ConflictError(f"{connection.peer} is {challenge.node_id} by now, not {expected_node}")
-    await connection.send(Proof(proof=make_proof(own.job_key, "client", *names)))
+    await connection.send(Proof(proof=make_proof(own.job_key, "client", *names, connection.binding)))
     welcome, _ = await connection.receive(_welcomes, max_frame_bytes=MAX_HANDSHAKE_FRAME_BYTES)
     if isinstance(welcome, Refused):
         raise from_wire(welcome.error)
@@ -70,11 +71,11 @@ async def accept_challenge(connection: Connection, own: Callable[[], Credentials
         raise NotFoundError(f"{connection.peer}: this node does not take part in {hello.job_id}")
     nonce = new_nonce()
     names = (hello.job_id, hello.node_id, credentials.node_id, hello.nonce, nonce)
-    await connection.send(
-        Challenge(node_id=credentials.node_id, nonce=nonce, proof=make_proof(credentials.job_key, "server", *names))
-    )
+    server_proof = make_proof(credentials.job_key, "server", *names, connection.binding)
+    await connection.send(Challenge(node_id=credentials.node_id, nonce=nonce, proof=server_proof))
     answer, _ = await connection.receive(_proofs, max_frame_bytes=MAX_HANDSHAKE_FRAME_BYTES)
     who = f"{hello.node_id} at {connection.peer}"
-    check_proof(answer.proof, make_proof(credentials.job_key, "client", *names), who, hello.job_id)
+    client_proof = make_proof(credentials.job_key, "client", *names, connection.binding)
+    check_proof(answer.proof, client_proof, who, hello.job_id)
     await connection.send(Welcome())
     connection.peer, connection.node_id = who, hello.node_id

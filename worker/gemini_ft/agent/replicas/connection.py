@@ -1,22 +1,32 @@
 """One framed connection of the data plane over a non-blocking socket.
 
-Payloads go from and to memory of the caller without a copy in between. Every error names the peer and its
-address. A read or write that makes no progress within the progress timeout raises; only the wait for the
-first byte of a request is without limit, because a peer may have nothing to say.
+Payloads go from and to memory of the caller without a copy in between; TLS, where it is used, makes its own. Every
+error names the peer and its address. A read or write that makes no progress within the progress timeout raises; only
+the wait for the first byte of a request is without limit, because a peer may have nothing to say.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from gemini_ft.contracts.errors import GeminiError, ProtocolError, UnavailableError, WaitTimeoutError
+from gemini_ft.agent.replicas.tls import PeerTls
+from gemini_ft.agent.replicas.tls_stream import TlsStream
+from gemini_ft.contracts.errors import (
+    AuthenticationError,
+    GeminiError,
+    ProtocolError,
+    UnavailableError,
+    WaitTimeoutError,
+)
 from gemini_ft.contracts.frames import HEADER_BYTES, Message, encode_frame, parse_body, parse_header
 
 __all__ = ["Connection", "connect"]
@@ -42,11 +52,38 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVE_PROBES)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
+        self._tls: TlsStream | None = None
+        self._send_all: Callable[[Bytes], Awaitable[None]] = partial(self._loop.sock_sendall, sock)
+        self._receive: Callable[[memoryview], Awaitable[int]] = partial(self._loop.sock_recv_into, sock)
         self._timeout_s = progress_timeout.total_seconds()
         self._head = bytearray(HEADER_BYTES)
         self.peer = peer
         self.node_id = ""
         """Node at the other end, once the challenge is passed."""
+        self.binding = ""
+        """What both ends know of this connection's encryption, for the challenge; empty without any."""
+
+    async def secure(self, tls: PeerTls, *, is_server: bool) -> None:
+        """Encrypt the connection before anything else is sent on it; the caller bounds the time.
+
+        Raises:
+            AuthenticationError: the peer does not speak TLS, or has no certificate of the cluster.
+            UnavailableError: the connection is lost.
+        """
+        try:
+            self._sock = sock = tls.wrap(self._sock, is_server=is_server)
+            self._tls = TlsStream(sock, self._loop)
+            certificate = await self._tls.handshake()
+        except ssl.SSLError as error:
+            raise AuthenticationError(
+                f"{self.peer} does not pass TLS: {_reason(error)}; "
+                "all agents of a cluster need certificates that --tls-ca-file has signed",
+                peer=self.peer,
+            ) from error
+        except OSError as error:
+            raise UnavailableError(f"{self.peer}: {error}", peer=self.peer) from error
+        self._send_all, self._receive = self._tls.send_all, self._tls.receive_into
+        self.binding = tls.binding(certificate, is_server=is_server)
 
     async def send(self, message: Message, payload: Bytes = b"") -> None:
         """Send one frame.
@@ -61,11 +98,11 @@ class Connection:
             head, payload = head + payload, b""
         with self._errors():
             async with asyncio.timeout(self._timeout_s) as deadline:
-                await self._loop.sock_sendall(self._sock, head)
+                await self._send_all(head)
                 view = memoryview(payload)
                 for start in range(0, len(view), _PIECE_BYTES):
                     deadline.reschedule(self._loop.time() + self._timeout_s)
-                    await self._loop.sock_sendall(self._sock, view[start : start + _PIECE_BYTES])
+                    await self._send_all(view[start : start + _PIECE_BYTES])
 
     async def receive(
         self, messages: TypeAdapter[M], *, max_frame_bytes: int | None = None, may_idle: bool = False
@@ -111,6 +148,9 @@ class Connection:
 
     async def readable(self) -> None:
         """Return when the peer has sent something or has gone. Nobody else may be receiving meanwhile."""
+        if self._tls is not None:
+            await self._tls.readable()
+            return
         ready: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._sock, _set, ready)
         try:
@@ -137,7 +177,7 @@ class Connection:
                 deadline.reschedule(self._loop.time() + self._timeout_s)
 
     async def _receive_some(self, view: memoryview) -> int:
-        num_received = await self._loop.sock_recv_into(self._sock, view)
+        num_received = await self._receive(view)
         if not num_received:
             raise UnavailableError("the connection was closed by the peer")
         return num_received
@@ -148,10 +188,18 @@ class Connection:
             yield
         except TimeoutError:
             raise WaitTimeoutError.of(f"progress on the connection to {self.peer}", self._timeout_s) from None
+        except ssl.SSLError as error:
+            raise UnavailableError(f"{self.peer}: TLS failed: {_reason(error)}", peer=self.peer) from error
         except OSError as error:
             raise UnavailableError(f"{self.peer}: {error}", peer=self.peer) from error
         except GeminiError as error:
             raise type(error)(f"{self.peer}: {error}", **(error.facts | {"peer": self.peer})) from error
+
+
+def _reason(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return (error.reason or str(error)).replace("_", " ").lower()
 
 
 def _set(ready: asyncio.Future[None]) -> None:

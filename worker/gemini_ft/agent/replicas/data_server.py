@@ -19,6 +19,7 @@ from pydantic import Field, TypeAdapter
 from gemini_ft.agent.replicas._changes import Changes
 from gemini_ft.agent.replicas.challenge import accept_challenge
 from gemini_ft.agent.replicas.connection import Connection
+from gemini_ft.agent.replicas.counts import DamageFound
 from gemini_ft.agent.replicas.job import Job
 from gemini_ft.agent.replicas.sender import send_version
 from gemini_ft.agent.replicas.settings import ReplicaSettings
@@ -39,9 +40,11 @@ from gemini_ft.contracts.data_protocol import (
     StoreIs,
 )
 from gemini_ft.contracts.errors import (
+    AuthenticationError,
     CapacityError,
     ConflictError,
     GeminiError,
+    IntegrityError,
     NotFoundError,
     ProtocolError,
     WaitTimeoutError,
@@ -137,7 +140,7 @@ class DataServer:
             job = await self._challenge(connection)
             if job is not None:
                 await self._serve(connection, job)
-        except ProtocolError as error:
+        except (ProtocolError, AuthenticationError) as error:
             _log.warning("closing a connection: %s", error)
         except GeminiError as error:
             _log.info("a connection ended: %s", error)
@@ -145,6 +148,8 @@ class DataServer:
     async def _challenge(self, connection: Connection) -> Job | None:
         try:
             async with asyncio.timeout(self._settings.connect_timeout.total_seconds()):
+                if self._settings.tls is not None:
+                    await connection.secure(self._settings.tls, is_server=True)
                 try:
                     job = self._job()
                     await accept_challenge(connection, lambda: job.credentials if job is not None else None)
@@ -176,10 +181,12 @@ class DataServer:
                 try:
                     answer = await peer.carry_out(message, target)
                 except GeminiError as error:
+                    if isinstance(error, IntegrityError):
+                        job.counts.num_damaged[DamageFound.RECEIVED] += 1
                     await self._refuse(connection, peer, error)
                     continue
                 if isinstance(answer, OutgoingVersion):
-                    await send_version(connection, answer, message.generation)
+                    await send_version(connection, answer, message.generation, job.counts)
                 elif answer is not None:
                     await connection.send(answer)
                 if isinstance(message, Seal):
@@ -232,6 +239,7 @@ class _Peer:
         self._check(message)
         match message:
             case Chunk():
+                self._job.counts.received_bytes += len(payload)
                 self._version(message).chunk_arrived(message)
                 return None
             case Seal():

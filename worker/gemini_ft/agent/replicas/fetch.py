@@ -9,12 +9,21 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from gemini_ft.agent.replicas.connection import Connection
+from gemini_ft.agent.replicas.counts import DamageFound
 from gemini_ft.agent.replicas.job import Job
 from gemini_ft.agent.replicas.peers import open_connection, retry_delays_s
 from gemini_ft.agent.replicas.settings import ReplicaSettings
 from gemini_ft.agent.replicas.versions import IncomingVersion, geometry_of
 from gemini_ft.contracts.data_protocol import Begin, Chunk, Fetch, Refused, Seal
-from gemini_ft.contracts.errors import FencedError, GeminiError, NotFoundError, NoVersionError, ProtocolError, from_wire
+from gemini_ft.contracts.errors import (
+    FencedError,
+    GeminiError,
+    IntegrityError,
+    NotFoundError,
+    NoVersionError,
+    ProtocolError,
+    from_wire,
+)
 
 __all__ = ["ShardFetcher"]
 
@@ -64,11 +73,14 @@ class ShardFetcher:
                     self._sources.remove(node_id)
                     failures[node_id] = str(error)
                 except GeminiError as error:
+                    if isinstance(error, IntegrityError):
+                        self._job.counts.num_damaged[DamageFound.RECEIVED] += 1
                     failures[node_id] = str(error)
                 else:
                     self._last_source = node_id
                     return
-                _log.warning("rank %d at step %d: %s", self._rank, self._step, failures[node_id])
+                about = {"rank": self._rank}
+                _log.warning("rank %d at step %d: %s", self._rank, self._step, failures[node_id], extra=about)
         told = "; ".join(f"{node_id}: {failure}" for node_id, failure in failures.items())
         raise NoVersionError(
             f"no good copy of rank {self._rank} at step {self._step} is left in memory ({told or 'no node has one'})",
@@ -95,6 +107,7 @@ class ShardFetcher:
             match part:
                 case Chunk():
                     await connection.receive_payload(version.chunk_view(part, payload_bytes))
+                    self._job.counts.received_bytes += payload_bytes
                     version.chunk_arrived(part)
                     await asyncio.sleep(0)
                 case Seal():

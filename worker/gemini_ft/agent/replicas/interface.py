@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
+from gemini_ft.agent.replicas.counts import ReplicaCounts
 from gemini_ft.contracts.local_protocol import FillBegun, Sealed, Staged
 from gemini_ft.contracts.messages import Address, Assign, HeldVersion, JobSpec
 
@@ -48,6 +49,10 @@ class ReplicaStatus:
 
 class ReplicaService(Protocol):
     """Checkpoint memory of one node for at most one job."""
+
+    @property
+    def counts(self) -> ReplicaCounts:
+        """What was done since the start."""
 
     async def start(self, preferred_port: int | None) -> Address:
         """Open the data plane, on the port of the agent's former life if that is free, and return its address."""

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 from gemini_ft.agent.replicas._changes import Changes
 from gemini_ft.agent.replicas.challenge import Credentials
+from gemini_ft.agent.replicas.counts import ReplicaCounts
 from gemini_ft.agent.replicas.store import ReplicaStore
 from gemini_ft.contracts.errors import ConflictError, FencedError, UnavailableError
 from gemini_ft.contracts.messages import Address, Assign, JobSpec
@@ -27,6 +28,7 @@ class Job:
     plan: Assign | None = None
     stores: dict[int, Address] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
+    counts: ReplicaCounts = field(default_factory=ReplicaCounts)
 
     def require_generation(self, who: str, generation: int) -> None:
         """Refuse whoever is not of the current generation.

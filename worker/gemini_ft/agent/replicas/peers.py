@@ -39,6 +39,8 @@ async def open_connection(job: Job, node_id: str, settings: ReplicaSettings) -> 
     try:
         try:
             async with asyncio.timeout(settings.connect_timeout.total_seconds()):
+                if settings.tls is not None:
+                    await connection.secure(settings.tls, is_server=False)
                 await pass_challenge(connection, job.credentials, node_id)
         except TimeoutError:
             raise WaitTimeoutError.of(f"the challenge of {connection.peer}", settings.connect_timeout) from None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gemini_ft.agent.replicas._changes import Changes
 from gemini_ft.agent.replicas.connection import Connection
+from gemini_ft.agent.replicas.counts import DamageFound
 from gemini_ft.agent.replicas.job import Job
 from gemini_ft.agent.replicas.pages import ControlPages
 from gemini_ft.agent.replicas.peers import ask, open_connection, receive_answer, retry_delays_s
@@ -163,6 +164,7 @@ class OwnedShard:
 
     def refuted(self, version: OutgoingVersion) -> None:
         """A holder has refused bytes as damaged, and they are damaged here: this copy must not be used."""
+        self._job.counts.num_damaged[DamageFound.STAGED] += 1
         version.abandoned = version.damaged = True
         for _, buffer_file, copy in self._job.store.copies(self.rank):
             if copy == version.sealed:
@@ -254,11 +256,16 @@ class HolderLink:
                         await self._replicate_next(connection)
                         delays_s, last_failure = retry_delays_s(self._settings), ""
             except FencedError as error:
-                _log.info("rank %d is no longer replicated: %s", self._shard.rank, error)
+                _log.info(
+                    "rank %d is no longer replicated: %s", self._shard.rank, error, extra={"rank": self._shard.rank}
+                )
                 return
             except GeminiError as error:
                 if str(error) != last_failure:
-                    _log.warning("rank %d cannot be replicated to %s: %s", self._shard.rank, self._node_id, error)
+                    rank = self._shard.rank
+                    _log.warning(
+                        "rank %d cannot be replicated to %s: %s", rank, self._node_id, error, extra={"rank": rank}
+                    )
                 last_failure = str(error)
             finally:
                 self._shard.disconnected(self._node_id)
@@ -298,7 +305,7 @@ class HolderLink:
         """Send one version and wait for the acknowledgement; raises what the holder refused with."""
         answering = asyncio.ensure_future(receive_answer(connection, may_idle=True))
         try:
-            complete = await send_version(connection, version, self._shard.generation, answering)
+            complete = await send_version(connection, version, self._shard.generation, self._job.counts, answering)
             if not complete and not answering.done():
                 raise UnavailableError(f"step {version.step} of rank {self._shard.rank} was abandoned half sent")
             timeout_s = self._settings.chunk_timeout.total_seconds()
@@ -324,7 +331,7 @@ class HolderLink:
         try:
             await asyncio.to_thread(_check_staged, version)
         except IntegrityError as error:
-            _log.error("the local copy is damaged: %s", error)
+            _log.error("the local copy is damaged: %s", error, extra={"rank": self._shard.rank})
             self._shard.refuted(version)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from gemini_ft.agent.replicas.connection import Connection
+from gemini_ft.agent.replicas.counts import ReplicaCounts
 from gemini_ft.agent.replicas.versions import OutgoingVersion
 from gemini_ft.faults import fault_point
 
@@ -18,6 +19,7 @@ async def send_version(
     connection: Connection,
     version: OutgoingVersion,
     generation: int,
+    counts: ReplicaCounts,
     stop: asyncio.Future[Any] | None = None,
 ) -> bool:
     """Send Begin, every chunk and Seal; wait for chunks that are not staged yet.
@@ -34,7 +36,9 @@ async def send_version(
         if not await _ready(version, partial(_is_staged, version, index), stop):
             return False
         fault_point("sender.before_chunk")
-        await connection.send(*version.chunk_message(generation, index))
+        message, chunk = version.chunk_message(generation, index)
+        await connection.send(message, chunk)
+        counts.sent_bytes += len(chunk)
         # A socket that always has room would keep every other task of the agent waiting.
         await asyncio.sleep(0)
     if not await _ready(version, partial(_is_sealed, version), stop):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemini_ft.agent.replicas.challenge import Credentials
+from gemini_ft.agent.replicas.counts import DamageFound, ReplicaCounts
 from gemini_ft.agent.replicas.data_server import DataServer
 from gemini_ft.agent.replicas.fetch import ShardFetcher
 from gemini_ft.agent.replicas.interface import ReplicaStatus, RestorableCopy, VerifiedCopies
@@ -61,6 +62,8 @@ class LocalReplicaService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._inventory: tuple[int, VerifiedCopies] | None = None
         self._ordering = asyncio.Lock()
+        self.counts = ReplicaCounts()
+        """See `ReplicaService`."""
 
     async def start(self, preferred_port: int | None) -> Address:
         """See `ReplicaService`."""
@@ -78,12 +81,13 @@ class LocalReplicaService:
                 return
             store = ReplicaStore(self._settings.memory_dir, job_id, self._settings.memory_limit_bytes)
             try:
-                await store.open()
+                copies = await store.open()
             except BaseException:
                 store.close()
                 raise
             self._pages = ControlPages(store.folder)
-            self._job = Job(credentials, spec, store)
+            self._job = Job(credentials, spec, store, counts=self.counts)
+            self._note_damaged(copies)
 
     async def fence(self, generation: int) -> VerifiedCopies:
         """See `ReplicaService`. Raises FencedError for a generation below the fence."""
@@ -98,11 +102,11 @@ class LocalReplicaService:
                 return self._inventory[1]
             if job.plan is not None and job.plan.generation == generation:
                 # An order that comes late: its generation is under way, and its ranks may be writing.
-                return await job.store.verify()
+                return self._note_damaged(await job.store.verify())
             await self._end_generation()
             for rank in job.store.ranks:
                 await job.store.replace_locked(rank)
-            copies = await job.store.verify()
+            copies = self._note_damaged(await job.store.verify())
             self._inventory = (generation, copies)
             return copies
 
@@ -180,7 +184,8 @@ class LocalReplicaService:
             return
         for _, buffer_file, copy in job.store.copies(rank):
             if copy.step == step:
-                _log.error("rank %d found its copy of step %d bad: %s", rank, step, detail)
+                _log.error("rank %d found its copy of step %d bad: %s", rank, step, detail, extra={"rank": rank})
+                self.counts.num_damaged[DamageFound.RESTORED] += 1
                 buffer_file.discard()
                 if local.fetcher is not None:
                     local.fetcher.blame_last_source()
@@ -259,6 +264,10 @@ class LocalReplicaService:
         if self._job is None:
             raise NotFoundError("this node takes part in no job")
         return self._job
+
+    def _note_damaged(self, copies: VerifiedCopies) -> VerifiedCopies:
+        self.counts.num_damaged[DamageFound.STORED] += len(copies.damaged)
+        return copies
 
     def _require_rank(self, rank: int, generation: int) -> _LocalRank:
         self._require_job().require_plan(f"rank {rank}", generation)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from gemini_ft.agent.replicas.tls import PeerTls
 from gemini_ft.contracts.buffer_format import DEFAULT_CHUNK_BYTES
 
 __all__ = ["ReplicaSettings"]
@@ -35,5 +36,7 @@ class ReplicaSettings:
     """How often the list of sources is gone through before a shard is given up as lost."""
     max_pending_handshakes: int = 64
     """Connections that may be in the challenge at once; more are closed unheard."""
+    tls: PeerTls | None = None
+    """Certificates for connections between agents; none: they are authenticated but not encrypted."""
     keepalive_idle: timedelta = timedelta(seconds=10)
     """Silence on a connection after which the kernel begins to probe whether the peer's machine still exists."""

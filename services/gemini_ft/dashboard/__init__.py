@@ -1,0 +1,1 @@
+"""The dashboard: a service of its own, which knows nothing but the public API."""

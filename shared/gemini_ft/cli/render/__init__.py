@@ -1,0 +1,1 @@
+"""What the API shows, as tables and pictures for terminals; pure functions."""

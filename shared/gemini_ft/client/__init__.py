@@ -1,0 +1,1 @@
+"""The client of the REST API: every operation, for plain and for async code."""
