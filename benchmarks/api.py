@@ -247,10 +247,9 @@ async def measure(arguments: argparse.Namespace, url: str, token: str) -> dict[s
     async with _client(url, viewer) as api:
         begun_at = time.monotonic()
         for number, (name, path) in enumerate(routes(job_ids, node_ids)):
-            due_at = begun_at + number / arguments.rate
-            if due_at - begun_at > arguments.seconds:
+            if time.monotonic() - begun_at > arguments.seconds:
                 return times
-            await asyncio.sleep(max(0.0, due_at - time.monotonic()))
+            await asyncio.sleep(max(0.0, begun_at + number / arguments.rate - time.monotonic()))
             asked_at = time.perf_counter()
             (await api.get(path)).raise_for_status()
             if number >= NUM_WARM_UPS:

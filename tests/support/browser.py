@@ -12,9 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
+from gemini_ft.localstack.waiting import wait_until
+
 __all__ = ["PATIENCE_MS", "SCREENSHOTS", "Visitor", "chromium", "visitor"]
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 REQUIRED_VARIABLE = "GEMINI_FT_REQUIRE_BROWSER"
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 _ARGUMENTS = (
@@ -63,11 +65,16 @@ class Visitor:
         self.page.goto(f"{self.url}{path}")
 
     def log_in(self, token: str) -> None:
-        """Present a token, and wait for the cluster page."""
+        """Present a token until the API takes it, which it does not in time on a machine that is too busy."""
+        wait_until(lambda: self._is_let_in(token), "the API to take the token", PATIENCE_MS / 1000)
+        expect(self.page.get_by_role("heading", name="Cluster", exact=True)).to_be_visible(timeout=PATIENCE_MS)
+
+    def _is_let_in(self, token: str) -> bool:
         self.go("/login")
         self.page.get_by_label("Token of the coordinator's API").fill(token)
-        self.page.get_by_role("button", name="Log in").click()
-        expect(self.page.get_by_role("heading", name="Cluster", exact=True)).to_be_visible(timeout=PATIENCE_MS)
+        with self.page.expect_navigation():
+            self.page.get_by_role("button", name="Log in").click()
+        return urlsplit(self.page.url).path == "/"
 
     def sees(self, where: Locator, text: str) -> None:
         """Wait until a text is there."""
@@ -84,6 +91,7 @@ class Visitor:
 
     def keep(self, name: str) -> None:
         """Keep a picture of the whole page among the artefacts."""
+        self.page.evaluate("scrollTo(0, 0)")
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 

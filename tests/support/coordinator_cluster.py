@@ -184,6 +184,7 @@ class SimulatedAgent:
     hold_generation: int = 0
     checkpoint_request: int = 0
     labels: dict[str, str] = field(default_factory=dict)
+    token: str = ""
     restore_error: dict[str, Any] | None = None
     deaf_to: tuple[type, ...] = ()
     launcher_pid: int | None = 77
@@ -198,6 +199,7 @@ class SimulatedAgent:
             hostname=self.hostname,
             labels=self.labels,
             address=self.address,
+            token=self.token,
         )
         reply = registration_replies.validate_json(
             (await self.client.request(REGISTER, request.model_dump_json().encode(), timeout=5)).data

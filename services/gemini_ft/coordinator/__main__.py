@@ -32,6 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tls-certificate-file", type=Path, metavar="FILE", help="serve the API over https with it")
     parser.add_argument("--tls-key-file", type=Path, metavar="FILE", help="key of that certificate")
     parser.add_argument("--ready-file", type=Path, help="gets the API's URL once it is served")
+    parser.add_argument(
+        "--agents-need-tokens", action="store_true", help="refuse nodes whose agents present no token of role `agent`"
+    )
     add_log_format(parser)
     given = parser.parse_args(arguments)
     configure_logging("coordinator", given.log_format)
@@ -40,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         coordinator = Coordinator(
             read_secret(given.database_url_file, "--database-url-file"),
             NatsAccess.of(given),
-            CoordinatorSettings(),
+            CoordinatorSettings(agents_need_tokens=given.agents_need_tokens),
         )
         token = read_secret(given.api_token_file, "--api-token-file")
         tls = optional_server_context(given.tls_certificate_file, given.tls_key_file)

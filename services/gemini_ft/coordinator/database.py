@@ -19,7 +19,14 @@ from gemini_ft.coordinator.settings import CoordinatorSettings
 
 __all__ = ["DATABASE_ERRORS", "create_engine", "describe", "migrate", "migrations_folder"]
 
-DATABASE_ERRORS = (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError)
+DATABASE_ERRORS = (
+    SQLAlchemyError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the server ended the connection just when it was to be used
+    OSError,
+    TimeoutError,
+)
 """What a database that is away, restarting or read-only may raise. The caller tries again with a new connection."""
 
 _MIGRATIONS_LOCK = 0x4745_4D46_4D49

@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import ValidationError
 
-from gemini_ft.contracts.errors import ConflictError, GeminiError, ProtocolError
+from gemini_ft.contracts.errors import AuthenticationError, ConflictError, GeminiError, ProtocolError
 from gemini_ft.contracts.messages import Register, Registered, RegistrationRefused
 from gemini_ft.contracts.subjects import REGISTER
 from gemini_ft.coordinator.database import DATABASE_ERRORS, describe
@@ -18,6 +18,7 @@ from gemini_ft.coordinator.observations import Observations
 from gemini_ft.coordinator.settings import CoordinatorSettings
 from gemini_ft.coordinator.state import NodeStatus, NodeView
 from gemini_ft.coordinator.store import Store
+from gemini_ft.coordinator.tokens import Role, Tokens
 
 __all__ = ["Registration"]
 
@@ -35,12 +36,15 @@ class Registration:
         seen: Observations,
         clock: Callable[[], float],
         settings: CoordinatorSettings,
+        tokens: Tokens,
         on_registered: Callable[[], None],
     ) -> None:
         self._client = client
         self._store = store
         self._seen = seen
         self._clock = clock
+        self._tokens = tokens
+        self._needs_token = settings.agents_need_tokens
         self._silence_s = settings.silence.total_seconds()
         self._on_registered = on_registered
         self._answering: set[asyncio.Task[None]] = set()
@@ -68,6 +72,7 @@ class Registration:
         self._on_registered()
 
     async def _register(self, request: Register) -> str:
+        await self._check_token(request)
         known, may_replace = None, []
         if request.node_id is not None:
             known = await self._store.find_node(request.node_id)
@@ -82,6 +87,18 @@ class Registration:
                 node_id=known.node_id,
             )
         return node.node_id
+
+    async def _check_token(self, request: Register) -> None:
+        if not request.token:
+            if self._needs_token:
+                raise AuthenticationError(f"{_who(request)} presents no token; give its agent one of role `agent`")
+            return
+        principal = await self._tokens.authenticate(request.token)
+        if principal.role is not Role.AGENT:
+            raise AuthenticationError(
+                f"{_who(request)} presents token {principal.name!r}, a {principal.role}'s; "
+                "give its agent one of role `agent`"
+            )
 
     def _may_be_taken_over(self, known: NodeView, request: Register) -> bool:
         moved = known.address != request.address and known.incarnation != request.incarnation

@@ -34,6 +34,7 @@ from gemini_ft.coordinator.reconcile import decisions
 from gemini_ft.coordinator.registration import Registration
 from gemini_ft.coordinator.settings import CoordinatorSettings
 from gemini_ft.coordinator.store import Store
+from gemini_ft.coordinator.tokens import Tokens
 from gemini_ft.coordinator.wishes import Wishes
 from gemini_ft.security.nats_access import NatsAccess
 
@@ -94,7 +95,8 @@ class Coordinator:
         self.seen.listening_since = self._clock()
         await client.subscribe(HEARTBEATS, cb=self._on_heartbeat)
         await self._orders.start()
-        await Registration(client, self.store, self.seen, self._clock, self.settings, self.wake).start()
+        tokens = Tokens(self._control_engine)
+        await Registration(client, self.store, self.seen, self._clock, self.settings, tokens, self.wake).start()
         await client.flush()
 
     async def run(self) -> None:

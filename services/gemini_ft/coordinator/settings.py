@@ -59,5 +59,8 @@ class CoordinatorSettings:
     this is short; four pings fit in.
     """
 
+    agents_need_tokens: bool = False
+    """Whether agents must present a token of role `agent` to register; one that is presented is checked in any case."""
+
     num_kept_versions: int = 1000
     """Recorded versions older than this many steps are dropped."""

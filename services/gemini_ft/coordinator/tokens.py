@@ -57,11 +57,11 @@ class TokenRequest:
 
 
 class Tokens:
-    """Tells who a bearer token belongs to. `bootstrap` is the secret of the unscoped operator of that name."""
+    """Tells who a bearer token belongs to. `bootstrap` is the secret of the unscoped operator of that name, if any."""
 
-    def __init__(self, engine: AsyncEngine, bootstrap: str) -> None:
+    def __init__(self, engine: AsyncEngine, bootstrap: str | None = None) -> None:
         self._engine = engine
-        self._bootstrap_sha256 = _sha256(bootstrap)
+        self._bootstrap_sha256 = "" if bootstrap is None else _sha256(bootstrap)
 
     async def authenticate(self, token: str) -> Principal:
         """Return who presents `token`, and note that it was used.

@@ -8,6 +8,7 @@ import secrets
 import sys
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -15,7 +16,8 @@ from gemini_ft.client.api_client import AsyncApiClient
 from gemini_ft.client.call import base_url
 from gemini_ft.contracts.errors import GeminiError
 from gemini_ft.contracts.logs import add_log_format, configure_logging
-from gemini_ft.security.secret_files import read_or_create_secret
+from gemini_ft.security.exposure import require_encryption
+from gemini_ft.security.secret_files import read_or_create_secret, read_secret
 from gemini_ft.security.tls import client_context, optional_server_context
 
 EXIT_REFUSED = 2
@@ -49,12 +51,20 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         api = base_url(given.api)
+        require_encryption(
+            f"the API at {api}",
+            urlsplit(api).hostname or "",
+            encrypted=api.startswith("https:"),
+            insecure_plaintext=given.insecure_plaintext,
+            remedy="serve it over https",
+        )
         ca = client_context(given.api_ca_file, "--api-ca-file")
         tls = optional_server_context(given.tls_certificate_file, given.tls_key_file)
-        listening = bind(given.listen, encrypted=tls is not None, insecure_plaintext=given.insecure_plaintext)
         secret = secrets.token_urlsafe(32)
         if given.cookie_secret_file is not None:
-            secret = read_or_create_secret(given.cookie_secret_file)
+            read_or_create_secret(given.cookie_secret_file)
+            secret = read_secret(given.cookie_secret_file, "--cookie-secret-file")
+        listening = bind(given.listen, encrypted=tls is not None, insecure_plaintext=given.insecure_plaintext)
     except GeminiError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_REFUSED

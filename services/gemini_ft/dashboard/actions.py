@@ -120,10 +120,16 @@ def node_actions(node: NodeModel) -> list[Action]:
 
 async def confirm(visit: Visit, action: Action) -> None:
     """Ask whether it is meant, do it, and say how it went."""
+    # The button that was pressed may disappear meanwhile.
+    with ui.context.client.content:
+        await _confirm(visit, action)
+
+
+async def _confirm(visit: Visit, action: Action) -> None:
     with ui.dialog() as dialog, ui.card().props(f'role="alertdialog" aria-label="{action.label}"'):
         ui.label(action.question)
         with ui.row():
-            ui.button(action.label, on_click=lambda: dialog.submit(True)).props("unelevated no-caps")
+            ui.button(action.label, on_click=lambda: dialog.submit(True)).props("outline no-caps")
             ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat no-caps autofocus")
     agreed = await dialog
     dialog.delete()

@@ -74,6 +74,7 @@ class _ClusterPage:
 
     def find(self, text: str | None) -> None:
         self._filter = (text or "").casefold()
+        self._nodes.begin_again()
         self._show_nodes(self._visit.feed.state)
 
     async def show(self, state: FeedState) -> None:

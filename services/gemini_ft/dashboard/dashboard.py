@@ -66,11 +66,13 @@ class Dashboard:
         session = self.sessions.use(request.session.get(SESSION_KEY))
         return None if session is None else Visit(self, session)
 
-    def is_logged_in(self, visit: Visit) -> bool:
-        """Whether the session of a visit goes on. Ends it if the API does not take its token any more."""
+    def way_out(self, visit: Visit) -> str | None:
+        """Return where a visit has to go since its session has ended, or ends now because the API does not take its
+        token any more; None: it goes on.
+        """
         if self.sessions.use(visit.session.session_id) is None:
-            return False
+            return "/login"
         if visit.feed.state.refusal:
             self.sessions.end(visit.session.session_id)
-            return False
-        return True
+            return "/login?refused=true"
+        return None

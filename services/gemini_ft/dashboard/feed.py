@@ -74,6 +74,8 @@ class Feed:
                     async with asyncio.timeout(max(pause_s, 4 * took_s)):
                         await self._news.wait()
                 self._news.clear()
+                if following.done():
+                    following.result()
         finally:
             for task in (following, *self._learning.values()):
                 task.cancel()

@@ -13,10 +13,7 @@ from gemini_ft.dashboard.dashboard import Visit
 from gemini_ft.dashboard.feed_state import Freshness
 from gemini_ft.dashboard.words import duration
 
-__all__ = ["PRIMARY", "frame", "stale_sentence", "title_of"]
-
-PRIMARY = "#1f5fa8"
-"""Of filled buttons; white on it is easy to read."""
+__all__ = ["frame", "stale_sentence", "title_of"]
 
 _TICK_S = 0.25
 _PAGES = {"/": "Cluster", "/recoveries": "Recoveries", "/events": "Events", "/simulator": "Simulator"}
@@ -44,7 +41,6 @@ def frame(visit: Visit, path: str, title: str) -> Iterator[None]:
     every new state.
     """
     ui.page_title(title_of(title))
-    ui.colors(primary=PRIMARY)
     dark = ui.dark_mode(_DARK[visit.session.theme])
     with ui.header(wrap=True).classes("bar"):
         ui.label("Gemini-FT").classes("brand")
@@ -73,9 +69,10 @@ def frame(visit: Visit, path: str, title: str) -> Iterator[None]:
 
     async def tick() -> None:
         nonlocal seen
-        if not visit.dashboard.is_logged_in(visit):
+        way_out = visit.dashboard.way_out(visit)
+        if way_out is not None:
             timer.cancel()
-            ui.navigate.to("/login")
+            ui.navigate.to(way_out)
             return
         state = visit.feed.state
         said = stale_sentence(state.freshness(time.monotonic()))

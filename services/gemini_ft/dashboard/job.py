@@ -148,7 +148,7 @@ class _JobPage:
         spans = timeline(state.events_of(job.job_id) or (), utc_now())
         stall_s = samples[-1].stall_s if samples else 0.0
         self._title.text = f"{job.spec.name}: {phase_text(job.phase)}"
-        self._says.text = says(job)
+        self._says.text = _says(job)
         self._numbers.show(figures(_numbers(job, samples, members)))
         self._actions.show(job.job_id, job_actions(job), allowed=self._visit.session.may_change)
         self._progress.show(list(samples))
@@ -173,7 +173,7 @@ class _JobPage:
                 await confirm(self._visit, action)
 
 
-def says(job: JobModel) -> str:
+def _says(job: JobModel) -> str:
     """Return what the job says of itself, in one sentence."""
     if job.waiting_for:
         return f"{phase_text(job.phase)}, generation {job.generation}, waiting for {job.waiting_for}"
@@ -264,7 +264,7 @@ def _rank_rows(job: JobModel, members: list[NodeModel]) -> list[dict[str, object
             "sealed": step(rank.sealed_everywhere_step),
             "stall": duration(rank.stall_us / 1e6),
             "skipped": rank.num_skipped,
-            "restored": f"step {rank.restored_step}, {rank.restore_source}" if rank.restore_source else "zero",
+            "restored": "zero" if rank.restored_step is None else f"step {rank.restored_step}, {rank.restore_source}",
         }
         for rank, node in sorted(found, key=lambda pair: pair[0].rank)
     ]

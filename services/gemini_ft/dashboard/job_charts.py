@@ -16,6 +16,7 @@ __all__ = ["ProgressChart", "progress_options", "thinned"]
 _NUM_POINTS = 180
 _NUM_ROWS = 8
 _TEXT = "#76839a"
+_GRID = "#76839a40"
 _COLOURS = ["#3b82c4", "#2a9d8f", "#b07a1e"]
 """These and the text are seen on light and on dark."""
 
@@ -65,11 +66,12 @@ def progress_options(samples: Sequence[Sample]) -> dict[str, Any]:
     committed = [[round(sample.at_s - newest_s, 1), sample.committed_step] for sample, _ in points]
     rates = [[round(sample.at_s - newest_s, 1), None if rate is None else round(rate, 3)] for sample, rate in points]
     axis = {
+        "type": "value",
+        "scale": True,
         "axisLine": {"onZero": False},
         "axisLabel": {"color": _TEXT},
         "nameTextStyle": {"color": _TEXT},
-        "scale": True,
-        "type": "value",
+        "splitLine": {"lineStyle": {"color": _GRID}},
     }
     line = {"type": "line", "showSymbol": False, "animation": False}
     return {

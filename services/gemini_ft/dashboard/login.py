@@ -11,11 +11,12 @@ from nicegui import ui
 
 from gemini_ft.contracts.errors import ConfigurationError, GeminiError
 from gemini_ft.dashboard.dashboard import SESSION_KEY, Dashboard
-from gemini_ft.dashboard.frame import PRIMARY, title_of
+from gemini_ft.dashboard.frame import title_of
 
 __all__ = ["install"]
 
 _REFUSED_KEY = "refused"
+_REVOKED = "The API does not take the token any more; log in with another one."
 _MAX_TOKEN_LENGTH = 200
 
 
@@ -23,10 +24,10 @@ def install(app: FastAPI, dashboard: Dashboard) -> None:
     """Add the page and what its forms are sent to."""
 
     @ui.page("/login", title=title_of("Log in"), dark=None)
-    def login(request: Request) -> Response | None:
+    def login(request: Request, refused: bool = False) -> Response | None:
         if dashboard.visit(request) is not None:
             return RedirectResponse("/", 303)
-        _form(request.session.pop(_REFUSED_KEY, ""))
+        _form(request.session.pop(_REFUSED_KEY, _REVOKED if refused else ""))
         return None
 
     @app.post("/login", include_in_schema=False)
@@ -71,7 +72,6 @@ def _is_own(request: Request) -> bool:
 
 
 def _form(refused: str) -> None:
-    ui.colors(primary=PRIMARY)
     with ui.element("div").classes("page"), ui.element("section").classes("panel login"):
         ui.html("Gemini-FT", tag="h1")
         if refused:
@@ -84,4 +84,4 @@ def _form(refused: str) -> None:
                 '<p class="faint">It stays with the dashboard\'s process and is never given to the browser again.</p>',
                 sanitize=False,
             )
-            ui.button("Log in").props('type="submit" unelevated no-caps')
+            ui.button("Log in").props('type="submit" outline no-caps')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -110,7 +111,7 @@ def cluster_picture(nodes: Iterable[NodeModel], jobs: Mapping[JobId, JobModel]) 
     side = next((side for most, side in _SIDES if num_nodes <= most), _SMALLEST_SIDE)
     racks, cells = [], {}
     x = y = row_height = 0.0
-    for label, members in sorted(by_rack.items()):
+    for label, members in sorted(by_rack.items(), key=lambda rack: _in_order(rack[0])):
         num_columns = max(1, min(math.ceil(math.sqrt(2 * len(members))), int((_WIDTH - _GAP) / side)))
         width = max(num_columns * side, 4 * _TITLE) + _GAP
         height = math.ceil(len(members) / num_columns) * side + _TITLE + _GAP / 2
@@ -175,6 +176,11 @@ def _others(holders: Sequence[int], slot: int) -> list[int]:
 def _rack_of(node: NodeModel) -> str:
     named = [f"{kind} {node.labels[kind]}" for kind in ("zone", "rack") if kind in node.labels]
     return ", ".join(named) or "no rack"
+
+
+def _in_order(label: str) -> list[tuple[int, str]]:
+    """Numbers count as such: rack 10 comes after rack 9."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", label)]
 
 
 def _text(node: NodeModel, jobs: Mapping[JobId, JobModel]) -> str:

@@ -52,7 +52,7 @@ class _SimulatorPage:
             self._preset.props("dense outlined").style("min-width: 14em")
             self._num_seeds = ui.number("runs", value=_NUM_SEEDS, min=1, max=MOST_SEEDS, precision=0)
             self._num_seeds.props("dense outlined")
-            self._button = ui.button("Simulate", on_click=self._run).props("unelevated no-caps")
+            self._button = ui.button("Simulate", on_click=self._run).props("outline no-caps")
         self._says = ui.label().props('role="status"')
         self._plots = PlainTable()
         with panel("As numbers"):

@@ -117,6 +117,8 @@ class DataTable:
         if "actions" in columns:
             self._table.add_slot("body-cell-actions", self._ACTIONS)
         self._table.on("request", self._turn)
+        # At first the browser says how many rows it has: none yet.
+        self._table.on("update:pagination", self._send)
         if on_act is not None:
             act = on_act
             self._table.on("act", lambda event: act(*event.args))
@@ -125,6 +127,10 @@ class DataTable:
         """Show these rows; the reader stays on the page where he is."""
         self._rows = rows
         self._send()
+
+    def begin_again(self) -> None:
+        """Go to the first page."""
+        self._page["page"] = 1
 
     def _turn(self, event: GenericEventArguments) -> None:
         wanted = event.args["pagination"]

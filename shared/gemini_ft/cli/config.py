@@ -7,6 +7,8 @@ the context that was chosen last.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +31,7 @@ __all__ = [
     "context_in_force",
     "contexts_path",
     "load_contexts",
+    "logged_in",
     "save_contexts",
 ]
 
@@ -100,6 +103,25 @@ def save_contexts(contexts: Contexts) -> None:
     path = contexts_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_secret(path, contexts.model_dump_json(indent=2) + "\n")
+
+
+@contextmanager
+def logged_in(name: str, access: Access) -> Iterator[None]:
+    """Have a context of this name, in use, while this context manager is open; afterwards the one before is again."""
+    contexts = load_contexts()
+    before = contexts.current if contexts.current != name else ""
+    contexts.contexts[name] = access
+    contexts.current = name
+    save_contexts(contexts)
+    try:
+        yield
+    finally:
+        contexts = load_contexts()
+        if contexts.contexts.get(name) == access:
+            del contexts.contexts[name]
+            if contexts.current == name:
+                contexts.current = before if before in contexts.contexts else ""
+            save_contexts(contexts)
 
 
 def context_in_force(context: str = "") -> str:

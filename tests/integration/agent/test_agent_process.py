@@ -13,6 +13,7 @@ from agent_harness import JOB, AgentProcess, Client, Coordinator, assign, eventu
 from gemini_ft.contracts.errors import ConflictError
 from gemini_ft.contracts.local_protocol import LauncherHello, RankHello, RankWelcome, WorkersStarted
 from gemini_ft.contracts.messages import Fence, Heartbeat, Inventory, RankState
+from gemini_ft.security.secret_files import write_secret
 
 StartClient = Callable[[Path], Awaitable[Client]]
 MakeAgent = Callable[[str], AgentProcess]
@@ -144,3 +145,20 @@ def test_bad_usage_is_exit_code_2_and_one_sentence(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "--memory-dir" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+async def test_the_agent_presents_its_token_and_keeps_it_secret(
+    agent_process: MakeAgent, coordinator: Coordinator, tmp_path: Path
+) -> None:
+    agent, token_file = agent_process("node"), tmp_path / "token"
+    write_secret(token_file, "gft_secret\n")
+    await agent.start("--registration-token-file", str(token_file))
+    await eventually("the registration", lambda: coordinator.registrations)
+    assert coordinator.registrations[-1].token == "gft_secret"
+    await agent.kill()
+
+    token_file.chmod(0o644)
+    refused = await agent.start("--registration-token-file", str(token_file))
+    assert await refused.wait() == 2
+    assert "--registration-token-file" in agent.log()
+    assert "gft_secret" not in agent.log()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import asyncpg
 import pytest
-from coordinator_cluster import Running, SimulatedCluster, Stack
+from coordinator_cluster import FAST, Running, SimulatedAgent, SimulatedCluster, Stack, coordinating
 from served_api import GOOD_JOB, bearer, new_token
 
+from gemini_ft.contracts.errors import AuthenticationError
+from gemini_ft.contracts.messages import Address
 from gemini_ft.coordinator.api.app import openapi_document
 from gemini_ft.coordinator.tokens import Tokens
 
@@ -179,3 +182,27 @@ async def test_a_principal_says_who_it_is_in_the_audit(running: Running) -> None
     assert audit["message"] == "night shift: stop"
     principal = await Tokens(running.coordinator.engine, "other").authenticate(token)
     assert (principal.name, principal.role, principal.job_ids) == ("night shift", "operator", None)
+
+
+async def test_a_node_registers_with_an_agents_token_where_one_is_asked_for(stack: Stack) -> None:
+    async with coordinating(stack, replace(FAST, agents_need_tokens=True)) as running:
+        client = await stack.client()
+        agent = SimulatedAgent(client, Address(host="127.0.0.1", port=9))
+        viewer, good = [await new_token(running, role, role) for role in ("viewer", "agent")]
+        for token, named in (("", "presents no token"), ("wrong", "wrong, expired or revoked"), (viewer, "a viewer's")):
+            agent.token = token
+            with pytest.raises(AuthenticationError, match=named):
+                await agent.register()
+        agent.token = good
+        await agent.register()
+        assert [node["node_id"] for node in await running.items("/v1/nodes")] == [agent.node_id]
+        await client.close()
+
+
+async def test_a_wrong_token_is_refused_even_where_none_is_asked_for(stack: Stack, running: Running) -> None:
+    client = await stack.client()
+    agent = SimulatedAgent(client, Address(host="127.0.0.1", port=9), token=f"gft_{'a' * 43}")
+    with pytest.raises(AuthenticationError, match="wrong, expired or revoked"):
+        await agent.register()
+    assert await running.items("/v1/nodes") == []
+    await client.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import SCREENSHOTS, Visitor, visitor
+from browser import PATIENCE_MS, SCREENSHOTS, Visitor, visitor
 from playwright.sync_api import Browser, expect
 
 from benchmarks.api import processes
@@ -22,11 +22,10 @@ pytestmark = pytest.mark.timeout(300)
 
 NUM_NODES = 1000
 NUM_CORDONED = 20
-PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
+def api(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiClient]:
     with (
         processes(tmp_path_factory.mktemp("coordinator"), NUM_NODES) as (url, token),
         ApiClient(url, token) as found,

@@ -105,7 +105,9 @@ def test_a_cluster_that_is_up_takes_jobs_until_it_is_interrupted(tmp_path: Path)
     (tmp_path / "guessed").touch(0o600)
     (tmp_path / "guessed").write_text("guessed")
     up = [sys.executable, "-m", "gemini_ft.cli.main", "up", "--nodes", "1", "--standbys", "0"]
-    with subprocess.Popen(up, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as cluster:
+    env = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(up, cwd=tmp_path, env=env, text=True, **pipes) as cluster:
         try:
             assert cluster.stdout is not None
             told: dict[str, str] = {}

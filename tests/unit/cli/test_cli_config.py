@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import assert_refused, gemini_ft
 
-from gemini_ft.cli.config import Access, Contexts, access_to, contexts_path, load_contexts, save_contexts
+from gemini_ft.cli.config import Access, Contexts, access_to, contexts_path, load_contexts, logged_in, save_contexts
 from gemini_ft.contracts.errors import ConfigurationError, NotFoundError
 
 PROD, TEST = Access(url="http://prod", token="p"), Access(url="http://test", token="t")
@@ -80,3 +80,14 @@ def test_contexts_are_listed_chosen_and_removed() -> None:
     assert '"is_current": false' in gemini_ft("contexts", "list", "--json").stdout
     unknown = gemini_ft("contexts", "use", "test")
     assert (unknown.code, unknown.stderr.startswith("error: there is no context 'test'; known: prod")) == (4, True)
+
+
+@pytest.mark.usefixtures("two_contexts")
+def test_a_passing_context_is_in_use_and_leaves_the_others_as_they_were() -> None:
+    before = load_contexts()
+    with logged_in("local", TEST):
+        assert access_to() == TEST
+        with logged_in("local", PROD):
+            assert access_to() == PROD
+        assert "local" not in load_contexts().contexts
+    assert load_contexts() == before

@@ -68,6 +68,11 @@ def test_nodes_stand_in_their_racks_and_in_nobody_elses_place() -> None:
         assert cell.y + shown.side <= shown.height
 
 
+def test_racks_come_in_the_order_of_their_numbers() -> None:
+    shown = picture(*(node(n, labels={"rack": f"r{n}"}) for n in (10, 9, 100)), node(1))
+    assert [rack.label for rack in shown.racks] == ["no rack", "rack r9", "rack r10", "rack r100"]
+
+
 def test_what_is_said_of_a_node_names_state_job_slot_and_ranks() -> None:
     shown = picture(member(1, 3, assigned_generation=2, ranks=[rank(3, 2), rank(3, 1)]))
     (cell,) = shown.cells.values()

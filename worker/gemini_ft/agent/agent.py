@@ -148,6 +148,7 @@ class Agent:
             hostname=socket.gethostname(),
             labels=dict(self._settings.labels),
             address=self._own_address(),
+            token=self._settings.registration_token(),
         )
 
     async def registered(self, node_id: str) -> None:

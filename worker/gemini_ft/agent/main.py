@@ -38,6 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--nats-token-file", type=Path, metavar="FILE", help="holds the token, where NATS has no users")
     parser.add_argument("--nats-ca-file", type=Path, metavar="FILE", help="who signed NATS's certificate, with tls://")
     parser.add_argument(
+        "--registration-token-file", type=Path, metavar="FILE", help="holds an API token of role `agent`"
+    )
+    parser.add_argument(
         "--insecure-plaintext",
         action="store_true",
         default=None,
@@ -93,6 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = AgentSettings.load(os.environ, options)
         # Read for each connection, but refused here if it cannot be right.
         settings.nats_access.options(NatsRole.AGENT)
+        settings.registration_token()
         with StateFolder(settings.state_dir) as state:
             asyncio.run(_serve(settings, state, log_format))
     except ConfigurationError as error:

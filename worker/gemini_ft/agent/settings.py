@@ -17,6 +17,7 @@ from gemini_ft.agent.replicas.tls import PeerTls
 from gemini_ft.contracts.errors import ConfigurationError
 from gemini_ft.security.exposure import is_loopback
 from gemini_ft.security.nats_access import NatsAccess
+from gemini_ft.security.secret_files import read_secret
 
 __all__ = ["ENVIRONMENT_PREFIX", "AgentSettings"]
 
@@ -40,6 +41,8 @@ class AgentSettings:
     nats_token_file: Path | None = None
     nats_ca_file: Path | None = None
     """These three: see NatsAccess."""
+    registration_token_file: Path | None = None
+    """Holds an API token of role `agent`, where the coordinator asks for one."""
     tls_certificate_file: Path | None = None
     tls_key_file: Path | None = None
     tls_ca_file: Path | None = None
@@ -84,6 +87,11 @@ class AgentSettings:
             ca_file=self.nats_ca_file,
             insecure_plaintext=self.insecure_plaintext,
         )
+
+    def registration_token(self) -> str:
+        """Read the token to register with; empty if there is none. Raises ConfigurationError if others can read it."""
+        file = self.registration_token_file
+        return "" if file is None else read_secret(file, "--registration-token-file")
 
     def peer_tls(self) -> PeerTls | None:
         """Read the certificates; None if what goes between agents is not encrypted.

@@ -9,10 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
+from gemini_ft.contracts.api import EventModel
 from gemini_ft.contracts.ids import JobId
 from gemini_ft.coordinator.api.access import Viewer
 from gemini_ft.coordinator.api.answers import answer
-from gemini_ft.coordinator.api.models import EventModel
 from gemini_ft.coordinator.api.paging import Limit, Page
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.services import Api, Services

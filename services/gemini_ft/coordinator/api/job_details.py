@@ -6,11 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from gemini_ft.contracts.errors import NotFoundError
-from gemini_ft.contracts.ids import JobId
-from gemini_ft.coordinator.api.access import JobViewer
-from gemini_ft.coordinator.api.answers import answer
-from gemini_ft.coordinator.api.models import (
+from gemini_ft.contracts.api import (
     JobRankModel,
     PlacementModel,
     RecoveryDetailModel,
@@ -18,6 +14,10 @@ from gemini_ft.coordinator.api.models import (
     VersionDetailModel,
     VersionModel,
 )
+from gemini_ft.contracts.errors import NotFoundError
+from gemini_ft.contracts.ids import JobId
+from gemini_ft.coordinator.api.access import JobViewer
+from gemini_ft.coordinator.api.answers import answer
 from gemini_ft.coordinator.api.paging import BY_NUMBER, BY_TWO_NUMBERS, Cursor, Limit, Page, after, page_of
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.reading import job_and_nodes

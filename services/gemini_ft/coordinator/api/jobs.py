@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from gemini_ft.contracts.api import DecisionRequest, JobModel, StopRequest
 from gemini_ft.contracts.ids import JobId
 from gemini_ft.contracts.messages import JobSpec
 from gemini_ft.coordinator.api.access import Admin, JobOperator, JobViewer, Viewer
 from gemini_ft.coordinator.api.answers import answer
 from gemini_ft.coordinator.api.changes import ETAG, READ, Change, RepeatableChange
-from gemini_ft.coordinator.api.models import DecisionRequest, JobModel, StopRequest
 from gemini_ft.coordinator.api.paging import BY_TIME_AND_ID, Cursor, Limit, Page, after, page_of
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.reading import job_and_nodes, jobs_and_nodes

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
+from gemini_ft.contracts.api import LabelsRequest, NodeModel
 from gemini_ft.contracts.ids import JobId, NodeId
 from gemini_ft.coordinator.api.access import Admin, Viewer
 from gemini_ft.coordinator.api.answers import answer
 from gemini_ft.coordinator.api.changes import CHANGED, READ, Change, RepeatableChange
-from gemini_ft.coordinator.api.models import LabelsRequest, NodeModel
 from gemini_ft.coordinator.api.paging import BY_TIME_AND_ID, Cursor, Limit, Page, after, page_of
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.reading import node_of

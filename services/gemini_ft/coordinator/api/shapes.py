@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from gemini_ft.contracts.messages import Heartbeat, RankStatus
-from gemini_ft.coordinator.api.models import (
+from gemini_ft.contracts.api import (
     EventModel,
     JobModel,
     JobRankModel,
@@ -15,6 +14,7 @@ from gemini_ft.coordinator.api.models import (
     RecoveryModel,
     VersionModel,
 )
+from gemini_ft.contracts.messages import Heartbeat, RankStatus
 from gemini_ft.coordinator.observations import Observations
 from gemini_ft.coordinator.progress import committed_step, finished_step
 from gemini_ft.coordinator.state import Cluster, JobView, NodeView

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gemini_ft.contracts.api import HolderModel, RankVersionModel, VersionDetailModel
 from gemini_ft.contracts.errors import NotFoundError
 from gemini_ft.contracts.ids import JobId
 from gemini_ft.contracts.messages import Placement
-from gemini_ft.coordinator.api.models import HolderModel, RankVersionModel, VersionDetailModel
 from gemini_ft.coordinator.api.reading import job_and_nodes
 from gemini_ft.coordinator.api.shapes import heartbeats
 from gemini_ft.coordinator.observations import Observations

@@ -61,7 +61,9 @@ def node_details(node: NodeModel) -> Group:
 
 
 def _orders(node: NodeModel) -> str:
-    return ", draining" if node.draining else ", cordoned" if node.cordoned else ""
+    if node.draining:
+        return ", drained" if node.job_id is None else ", draining"
+    return ", cordoned" if node.cordoned else ""
 
 
 def _heard(node: NodeModel) -> str:
