@@ -118,7 +118,7 @@ def walk(reader: Reader, guest: Visitor, *parts: list[str]) -> None:
     reader.wait_recovered(2)
     guest.sees(guest.panel("State"), "running, generation 2")
     guest.keep("tour")
-    assert "SIGKILL" in reader.type(recoveries)
+    assert "rank 2" in reader.type(recoveries)
 
     reader.type(name_node)
     assert reader.job.slots[1] == reader.node_id

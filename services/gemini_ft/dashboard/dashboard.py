@@ -70,9 +70,7 @@ class Dashboard:
         """Return where a visit has to go since its session has ended, or ends now because the API does not take its
         token any more; None: it goes on.
         """
-        if self.sessions.use(visit.session.session_id) is None:
-            return "/login"
-        if visit.feed.state.refusal:
+        if self.feeds.is_refused(visit.session.token):
             self.sessions.end(visit.session.session_id)
             return "/login?refused=true"
-        return None
+        return "/login" if self.sessions.use(visit.session.session_id) is None else None

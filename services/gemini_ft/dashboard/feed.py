@@ -149,12 +149,15 @@ class Feeds:
         feed.look()
         return feed
 
+    def is_refused(self, token: str) -> bool:
+        """Whether the API did not take the token the last time."""
+        known = self._running.get(_key(token))
+        return known is not None and bool(known[0].state.refusal)
+
     def forget_refusal(self, token: str) -> None:
         """Let the next look at the feed of a token ask the API again."""
-        known = self._running.get(_key(token))
-        if known is not None and known[0].state.refusal:
-            known[1].cancel()
-            del self._running[_key(token)]
+        if self.is_refused(token):
+            self._running.pop(_key(token))[1].cancel()
 
     async def close(self) -> None:
         """End all feeds."""

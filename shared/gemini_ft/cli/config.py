@@ -119,9 +119,9 @@ def logged_in(name: str, access: Access) -> Iterator[None]:
         contexts = load_contexts()
         if contexts.contexts.get(name) == access:
             del contexts.contexts[name]
-            if contexts.current == name:
-                contexts.current = before if before in contexts.contexts else ""
-            save_contexts(contexts)
+        if contexts.current not in contexts.contexts:
+            contexts.current = before if before in contexts.contexts else ""
+        save_contexts(contexts)
 
 
 def context_in_force(context: str = "") -> str:

@@ -149,6 +149,7 @@ async def test_a_job_is_held_and_resumed_without_losing_a_step_or_a_bit(nodes: N
     await nodes.start(checkpoint_interval_steps=100_000)
     await nodes.begin_generation(restore_step=None)
     await nodes.finished(2)
+    await eventually("the first step to be committed", lambda: {rank.committed_step for rank in nodes.ranks} == {0})
 
     request = CheckpointNow(job_id=JOB, generation=1, request=1)
     assert isinstance(await nodes.agents[0].order(request), OrderDone)

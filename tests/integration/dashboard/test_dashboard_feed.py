@@ -105,7 +105,8 @@ async def test_a_revoked_token_is_refused_until_somebody_logs_in_with_it_again(
         await eventually(lambda: feed.state.cluster, "an answer")
         (known,) = await running.items("/v1/tokens")
         assert (await running.api.delete(f"/v1/tokens/{known['token_id']}")).status_code == 204
-        await eventually(lambda: feeds.of(token).state.refusal, "the refusal")
+        await eventually(lambda: feeds.is_refused(token), "the refusal")
+        assert "revoked" in feed.state.refusal
         assert feeds.of(token) is feed
         feeds.forget_refusal(token)
         assert feeds.of(token) is not feed

@@ -17,7 +17,7 @@ from gemini_ft.coordinator.api.paging import Limit, Page
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.services import Api, Services
 from gemini_ft.coordinator.api.shapes import event_model
-from gemini_ft.coordinator.api.streams import EVENT_STREAM, PING, EventStream, sse
+from gemini_ft.coordinator.api.streams import EVENT_STREAM_CONTENT, PING, EventStream, sse
 from gemini_ft.coordinator.database import DATABASE_ERRORS
 from gemini_ft.coordinator.tokens import Principal
 
@@ -48,7 +48,7 @@ async def list_events(
 @router.get(
     "/stream",
     response_class=StreamingResponse,
-    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}, **problems(429)},
+    responses={200: {"content": EVENT_STREAM_CONTENT}, **problems(429)},
 )
 async def stream_events(
     api: Api,

@@ -18,7 +18,7 @@ from gemini_ft.coordinator.api.job_details import Number
 from gemini_ft.coordinator.api.problems import problems
 from gemini_ft.coordinator.api.reading import job_and_nodes
 from gemini_ft.coordinator.api.services import Api, Services
-from gemini_ft.coordinator.api.streams import EVENT_STREAM, PING, EventStream, sse
+from gemini_ft.coordinator.api.streams import EVENT_STREAM_CONTENT, PING, EventStream, sse
 from gemini_ft.coordinator.database import DATABASE_ERRORS
 from gemini_ft.coordinator.rank_logs import LogText
 
@@ -31,7 +31,7 @@ _POLL_S = 0.5
 @router.get(
     "/v1/jobs/{job_id}/ranks/{rank}/log",
     response_model=LogModel,
-    responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}, **problems(404, 429)},
+    responses={200: {"content": EVENT_STREAM_CONTENT}, **problems(404, 429)},
 )
 async def read_log(
     job_id: JobId,

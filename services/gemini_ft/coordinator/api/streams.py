@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from datetime import timedelta
+from typing import Any
 
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Receive, Scope, Send
@@ -17,9 +18,21 @@ from starlette.types import Receive, Scope, Send
 from gemini_ft.coordinator.api.problems import TooManyStreamsError
 from gemini_ft.coordinator.tokens import Principal
 
-__all__ = ["EVENT_STREAM", "PING", "EventStream", "Streams", "sse"]
+__all__ = ["EVENT_STREAM_CONTENT", "PING", "EventStream", "Streams", "sse"]
 
-EVENT_STREAM = "text/event-stream"
+_EVENT_STREAM = "text/event-stream"
+
+EVENT_STREAM_CONTENT: dict[str, Any] = {
+    _EVENT_STREAM: {
+        "schema": {
+            "type": "object",
+            "description": "one server-sent event",
+            "properties": {field: {"type": "string"} for field in ("id", "event", "data")},
+            "required": ["id", "data"],
+        }
+    }
+}
+"""What the OpenAPI document says of a stream."""
 
 PING = format_sse_event(comment="ping")
 _RETRY_AFTER_S = 5
