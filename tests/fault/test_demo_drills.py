@@ -12,7 +12,7 @@ from gemini_ft.localstack.demo.scenario import Drill, kill_agent, kill_control_p
 from gemini_ft.localstack.demo.view import DemoView
 from gemini_ft.localstack.stack import LocalStack
 
-NUM_STEPS = 180
+NUM_STEPS = 360
 
 
 @pytest.mark.timeout(300)
