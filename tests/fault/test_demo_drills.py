@@ -12,10 +12,10 @@ from gemini_ft.localstack.demo.scenario import Drill, kill_agent, kill_control_p
 from gemini_ft.localstack.demo.view import DemoView
 from gemini_ft.localstack.stack import LocalStack
 
-NUM_STEPS = 360
+NUM_STEPS = 300
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_drill_is_survived_bit_for_bit() -> None:
     settings = DemoSettings(
         num_steps=NUM_STEPS,

@@ -85,7 +85,8 @@ async def test_tokens_and_cookies_are_encrypted_all_the_way(
         page = await client.get("/")
         assert page.status_code == 200
         assert "default-src 'self'" in page.headers["content-security-policy"]
-        client.cookies.set("gemini_ft_dashboard", page.request.headers["cookie"].partition("=")[2][:-1] + "x")
+        cookie = page.request.headers["cookie"].partition("=")[2]
+        client.cookies.set("gemini_ft_dashboard", ("y" if cookie[0] == "x" else "x") + cookie[1:])
         assert (await client.get("/")).headers["location"] == "/login"
     assert stat.S_IMODE((tmp_path / "cookie-secret").stat().st_mode) == 0o600
     assert set(os.listdir(tmp_path)) == {"authority", "cookie-secret", "dashboard.log", "ready"}
