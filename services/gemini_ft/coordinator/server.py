@@ -15,11 +15,10 @@ from pathlib import Path
 
 import uvicorn
 
-from gemini_ft.contracts.errors import ConfigurationError
 from gemini_ft.coordinator.api.app import create_app
 from gemini_ft.coordinator.api.streams import Streams
 from gemini_ft.coordinator.service import Coordinator
-from gemini_ft.security.exposure import require_encryption
+from gemini_ft.security.exposure import bind_http
 
 __all__ = ["bind", "make_server", "serve"]
 
@@ -65,27 +64,11 @@ def bind(
     Raises:
         ConfigurationError: the address is malformed or cannot be bound, or tokens would reach it unencrypted.
     """
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit():
-        raise ConfigurationError(f"--listen is {listen!r}; give HOST:PORT, for instance 127.0.0.1:0")
-    require_encryption(
-        f"the API on {listen}",
-        host,
-        encrypted=encrypted,
-        insecure_plaintext=insecure_plaintext,
-        remedy="give --tls-certificate-file and --tls-key-file",
-    )
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.create_server((host, int(port)), family=family)
-        # Accepted sockets inherit both. asyncio sets the second only where the protocol is named, which it is not here.
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_limit.total_seconds() * 1000))
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"cannot listen on {listen}: {error}; choose another --listen") from error
-    shown = f"[{host}]" if ":" in host else host
-    return bound, f"{'https' if encrypted else 'http'}://{shown}:{bound.getsockname()[1]}"
+    bound, url = bind_http("the API", listen, encrypted=encrypted, insecure_plaintext=insecure_plaintext)
+    # Accepted sockets inherit both. asyncio sets the second only where the protocol is named, which it is not here.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(unread_limit.total_seconds() * 1000))
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound, url
 
 
 def make_server(

@@ -16,7 +16,7 @@ from gemini_ft.client.api_client import AsyncApiClient
 from gemini_ft.client.call import base_url
 from gemini_ft.contracts.errors import GeminiError
 from gemini_ft.contracts.logs import add_log_format, configure_logging
-from gemini_ft.security.exposure import require_encryption
+from gemini_ft.security.exposure import bind_http, require_encryption
 from gemini_ft.security.secret_files import read_or_create_secret, read_secret
 from gemini_ft.security.tls import client_context, optional_server_context
 
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     for chatty in ("httpx", "uvicorn.error"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     from gemini_ft.dashboard.dashboard import Dashboard
-    from gemini_ft.dashboard.server import bind, create_app, serve
+    from gemini_ft.dashboard.server import create_app, serve
 
     try:
         api = base_url(given.api)
@@ -64,7 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
         if given.cookie_secret_file is not None:
             read_or_create_secret(given.cookie_secret_file)
             secret = read_secret(given.cookie_secret_file, "--cookie-secret-file")
-        listening = bind(given.listen, encrypted=tls is not None, insecure_plaintext=given.insecure_plaintext)
+        listening, url = bind_http(
+            "the dashboard", given.listen, encrypted=tls is not None, insecure_plaintext=given.insecure_plaintext
+        )
     except GeminiError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_REFUSED
@@ -74,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         transport = httpx.AsyncHTTPTransport(verify=ca)
         return AsyncApiClient(api, token, patience=timedelta(0), transport=transport)
 
-    serve(create_app(Dashboard(connect), secret, encrypted=tls is not None), listening, given.ready_file, tls)
+    serve(create_app(Dashboard(connect), secret, encrypted=tls is not None), listening, url, given.ready_file, tls)
     return 0
 
 

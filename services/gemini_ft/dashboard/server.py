@@ -8,7 +8,6 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
@@ -18,13 +17,11 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 from starlette.middleware.sessions import SessionMiddleware
 
-from gemini_ft.contracts.errors import ConfigurationError
 from gemini_ft.dashboard import cluster, events, job, login, recoveries, simulator
 from gemini_ft.dashboard.dashboard import Dashboard
 from gemini_ft.dashboard.sessions import LIFETIME
-from gemini_ft.security.exposure import require_encryption
 
-__all__ = ["Listening", "bind", "create_app", "serve"]
+__all__ = ["create_app", "serve"]
 
 _log = logging.getLogger("gemini_ft.dashboard.server")
 _STATIC = Path(__file__).with_name("static")
@@ -46,39 +43,6 @@ _HEADERS = {
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """A bound socket, and the URL under which browsers reach it."""
-
-    bound: socket.socket
-    url: str
-
-
-def bind(listen: str, *, encrypted: bool, insecure_plaintext: bool) -> Listening:
-    """Bind HOST:PORT (port 0: any free one).
-
-    Raises:
-        ConfigurationError: the address is malformed or cannot be bound, or tokens would reach it unencrypted.
-    """
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    if not host or not port.isdigit():
-        raise ConfigurationError(f"--listen is {listen!r}; give HOST:PORT, for instance 127.0.0.1:8081")
-    require_encryption(
-        f"the dashboard on {listen}",
-        host,
-        encrypted=encrypted,
-        insecure_plaintext=insecure_plaintext,
-        remedy="give --tls-certificate-file and --tls-key-file",
-    )
-    try:
-        bound = socket.create_server((host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"cannot listen on {listen}: {error}; choose another --listen") from error
-    shown = f"[{host}]" if ":" in host else host
-    return Listening(bound, f"{'https' if encrypted else 'http'}://{shown}:{bound.getsockname()[1]}")
 
 
 def create_app(dashboard: Dashboard, cookie_secret: str, *, encrypted: bool = False) -> FastAPI:
@@ -144,7 +108,9 @@ class _Server(uvicorn.Server):
             draft.replace(self._ready_file)
 
 
-def serve(app: FastAPI, listening: Listening, ready_file: Path | None, tls: ssl.SSLContext | None) -> None:
+def serve(
+    app: FastAPI, listening: socket.socket, url: str, ready_file: Path | None, tls: ssl.SSLContext | None
+) -> None:
     """Serve until SIGINT or SIGTERM."""
     config = uvicorn.Config(
         app,
@@ -155,4 +121,4 @@ def serve(app: FastAPI, listening: Listening, ready_file: Path | None, tls: ssl.
         ws_max_size=1 << 20,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
-    _Server(config, listening.url, ready_file).run(sockets=[listening.bound])
+    _Server(config, url, ready_file).run(sockets=[listening])
